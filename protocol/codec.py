@@ -329,7 +329,7 @@ class ResponseCodec:
 
     Attributes:
         is_only_error: Whether it is an array of an error and nothing else.
-        encode: Returns the body of a response, newer fields dropped; raises LocalProtocolError.
+        encode: Returns the body of a response, newer fields dropped. An exception is a bug.
     """
 
     def __init__(self, message: type[Response], version: int) -> None:
@@ -337,7 +337,9 @@ class ResponseCodec:
         self._layout = _layout(message, version, closed=False)
         self._decode = msgspec.msgpack.Decoder(self._layout).decode
         is_older = version < newest_version(message)
-        self.encode: Callable[[Response], bytes] = self._encode_older if is_older else encode
+        self.encode: Callable[[Response], bytes] = (
+            self._encode_older if is_older else _encoder.encode
+        )
         self.is_only_error = self._layout.__struct_fields__ == ("error",)
 
     def decode(self, body: bytes) -> Any:

@@ -182,6 +182,8 @@ class RequestEvent(Struct, frozen=True, gc=False):
     dialect: Dialect
     correlation_id: int
     size_bytes: int
+    owner: Any = None  # As the connection has it; likewise ``arrived_s``.
+    arrived_s: float = 0.0
 
 
 @final
@@ -196,18 +198,28 @@ class BadRequest(Struct, frozen=True, gc=False):
 
 
 class ServerConnection(FrameReader[T | BadRequest]):
-    """The server's end: receives requests."""
+    """The server's end: receives requests.
+
+    Attributes:
+        arrived_s: When what is received came; noted in each request, if somebody sets it.
+    """
 
     def __init__(
         self,
-        make: Callable[[Request, Dialect, int, int], T],
+        make: Callable[[Request, Dialect, int, int, Any, float], T],
+        owner: object = None,
         *,
         max_request_bytes: int = REQUEST_BYTES_MAX,
         max_sync_request_bytes: int = SYNC_REQUEST_BYTES_MAX,
     ) -> None:
-        """Make it; *make* is `RequestEvent`, or what has the same fields and more."""
+        """Make it; *make* is `RequestEvent`, or what has the same fields and more.
+
+        *owner* is for what it makes.
+        """
         super().__init__(REQUEST_START, max_request_bytes)
         self._make = make
+        self._owner = owner
+        self.arrived_s = 0.0
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
 
@@ -238,7 +250,7 @@ class ServerConnection(FrameReader[T | BadRequest]):
             dialect = DIALECTS[api_key, 0]
         make, decode = self._make, dialect.decode
         try:
-            return make(decode(body), dialect, correlation_id, size)
+            return make(decode(body), dialect, correlation_id, size, self._owner, self.arrived_s)
         except (Invalid, Unreadable) as exc:
             close = isinstance(exc, Unreadable)
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))

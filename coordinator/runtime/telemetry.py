@@ -7,7 +7,7 @@ expiries) is read off the events that the core tells anyway, so that nothing in 
 for it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ EventSink = Callable[[str, dict[str, Any]], None]
 
 STALL_PERIOD_S: Final = 0.1
 _PRINCIPALS_MAX: Final = 10_000
-_NOTED_MAX: Final = 256  # A tenth of a millisecond to book.
+# A tenth of a millisecond to book, either.
+_ANSWERS_NOTED_MAX: Final = 512
+_FLUSHES_NOTED_MAX: Final = 256
 # How an API key and an error code are one number: an answer's kind.
 KEY_BITS: Final = 16
 _KEY_MASK: Final = 2**KEY_BITS - 1
@@ -73,7 +75,8 @@ class Telemetry:
     def __init__(self) -> None:
         self._requests: dict[int, Histogram] = {}
         self._errors: dict[tuple[int, int], int] = {}
-        self._rounds: list[tuple[float, dict[int, int]]] = []  # Not booked yet.
+        self._rounds: list[tuple[float, list[tuple[float, int]]]] = []  # Not booked yet.
+        self._answers_noted = 0
         self.refused = dict.fromkeys(REFUSED, 0)
         self.connections_accepted = 0
         self.connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
@@ -137,28 +140,33 @@ class Telemetry:
         self._book()
         return self._flush_bytes
 
-    def round_answered(self, seconds: float, answers: dict[int, int]) -> None:
-        """Count the answers of a round, by kind, to requests that came together."""
-        self._rounds.append((seconds, answers))
-        if len(self._rounds) >= _NOTED_MAX:
+    def round_answered(self, now_s: float, answers: list[tuple[float, int]]) -> None:
+        """Count the *answers* that leave now: of each, when its request came, and its kind.
+
+        The kind is its API key and, above that, its error code.
+        """
+        self._rounds.append((now_s, answers.copy()))
+        self._answers_noted += len(answers)
+        if self._answers_noted >= _ANSWERS_NOTED_MAX:
             self._book()
 
     def flushed(self, seconds: float, size_bytes: int, sync_s: float) -> None:
         """Count a flush, of which the synced write took *sync_s*."""
         self._flushes.append((seconds, size_bytes, sync_s))
-        if len(self._flushes) >= _NOTED_MAX:
+        if len(self._flushes) >= _FLUSHES_NOTED_MAX:
             self._book()
 
     def _book(self) -> None:
         if self._rounds:
+            rounds, self._rounds, self._answers_noted = self._rounds, [], 0
             single_s = defaultdict[int, list[float]](list)
-            for seconds, answers in self._rounds:
-                for kind, times in answers.items():
+            for now_s, answers in rounds:
+                # Those to requests that came together, with one error, took as long.
+                for (arrived_s, kind), times in Counter(answers).items():
                     if times == 1:
-                        single_s[kind].append(seconds)
+                        single_s[kind].append(now_s - arrived_s)
                     else:
-                        self._answers_of(kind, times).note(seconds, times)
-            self._rounds.clear()
+                        self._answers_of(kind, times).note(now_s - arrived_s, times)
             for kind, took_s in single_s.items():
                 self._answers_of(kind, len(took_s)).note_all(took_s)
         if self._flushes:

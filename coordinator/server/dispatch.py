@@ -75,6 +75,7 @@ class Dispatcher:
             m.SaslAuthenticateRequest: self._no_log_in,
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
+            m.JoinGroupRequest: self._join_group,
             m.OffsetDeleteRequest: self._delete_offsets,
             m.DescribeGroupsRequest: self._describe_groups,
             m.ListGroupsRequest: self._list_groups,
@@ -107,40 +108,40 @@ class Dispatcher:
         special = self._special.get(type(request))
         if special is not None:
             special(call, request, now)
-        elif (shard := self._shard_for(call, request)) is not None:
-            if type(request) is m.JoinGroupRequest and request.topic_pattern is not None:
-                self._join_by_pattern(shard, call, request, caller)
-            else:
-                shard.handle(request, call, caller, now)
+            return
+        shard = self._shard_for(call, request)
+        if shard is not None:
+            shard.handle(request, call, caller, now)
 
-    def _join_by_pattern(
-        self,
-        shard: ShardRunner[GroupShard],
-        call: Call,
-        request: m.JoinGroupRequest,
-        caller: Caller,
-    ) -> None:
-        assert request.topic_pattern is not None
-        now = self._node.now
-        self._node.patterns.submit(
-            call,
-            request.topic_pattern,
-            lambda: shard.handle(request, call, caller, now()),
-        )
+    def _join_group(self, call: Call, request: m.JoinGroupRequest, now: Now) -> None:
+        shard = self._shard_for(call, request)
+        if shard is None:
+            return
+        caller = call.asker.caller
+        if request.topic_pattern is None:
+            shard.handle(request, call, caller, now)
+        else:
+            later = self._node.now
+            self._node.patterns.submit(
+                call,
+                request.topic_pattern,
+                lambda: shard.handle(request, call, caller, later()),
+            )
 
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
-        shard = self.known_shards.get(request.group_id) or self._shard_of(request.group_id)
-        kind = type(request)
+        group_id = request.group_id
+        shard = self.known_shards.get(group_id) or self._shard_of(group_id)
         if shard is None:
-            reason = group_id_error(request.group_id)
+            reason = group_id_error(group_id)
             _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
-        elif (problem_of := self._problem_of.get(kind)) is not None and (
-            problem := problem_of(request)
-        ) is not None:
-            _refuse(call, _ERROR_OF_CONTENT.get(kind, _E.INVALID_REQUEST), problem)
             return None
-        return shard
+        problem_of = self._problem_of.get(type(request))
+        problem = None if problem_of is None else problem_of(request)
+        if problem is None:
+            return shard
+        _refuse(call, _ERROR_OF_CONTENT.get(type(request), _E.INVALID_REQUEST), problem)
+        return None
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
         low = self._settings.group_min_session_timeout_ms

@@ -85,24 +85,6 @@ _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
 
 
-class Arrival:
-    """When the requests of one round came, and how many answers to them leave in another.
-
-    Answers are counted one by one, but timed together: those of one API, with one error, to
-    requests that came together leave together, too.
-
-    Attributes:
-        at_s: The moment.
-        answers: Kind (`SessionCall.kind`) -> how many leave at the end of this round.
-    """
-
-    __slots__ = ("answers", "at_s")
-
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-        self.answers: dict[int, int] = {}
-
-
 class End(NamedTuple):
     """Why the server ends a connection: as it is counted, and in words for the log."""
 
@@ -128,26 +110,25 @@ _TAKES_MOST_ROOM: Final = End(
 _NO_DESCRIPTORS: Final = "descriptors"
 _TOO_MANY_OF_PRINCIPAL: Final = "its principal has too many (quota connections)"
 _QUOTA: Final = "quota"
-# Until a request has its turn, nobody asks for these two.
-_NOT_TAKEN: Final[Any] = None
 
 
 class SessionCall(Call, eq=False):
     """A request from when it is read until it is answered; the connection makes it of a frame.
 
     It refers to the session and not to a callback made for it: that would be a cycle per
-    request, which only the garbage collector ends.
+    request, which only the garbage collector ends. To set a field takes several times as long as
+    to make the call with it.
     """
 
     dialect: Dialect
     correlation_id: int
     size_bytes: int
-    session: "Session" = _NOT_TAKEN
-    arrival: Arrival = _NOT_TAKEN
+    session: "Session"
+    arrived_s: float
     parks: bool = False
     is_held: bool = False  # Counted by the session while it waits for its answer.
     is_open: bool = True
-    kind: int = 0  # Of what was prepared: API key and, above it, the error code.
+    error: int = 0  # Of what was prepared.
 
     @property
     def asker(self) -> Asker:
@@ -159,12 +140,14 @@ class SessionCall(Call, eq=False):
         if error is None:
             error = first_error(answer)
         frame = encode_response(self.dialect, self.correlation_id, answer, leader_epoch)
-        if len(frame) > self.session.max_frame_bytes:
-            error = ErrorCode.RESPONSE_TOO_LARGE
-            frame = encode_error(self.correlation_id, error, leader_epoch)
-        self.kind = error << KEY_BITS | self.dialect.api_key if error else self.dialect.api_key
         if len(frame) > _LONG_ANSWER_BYTES:
-            self.session.hold_answer(self, len(frame))
+            if len(frame) > self.session.max_frame_bytes:
+                error = ErrorCode.RESPONSE_TOO_LARGE
+                frame = encode_error(self.correlation_id, error, leader_epoch)
+            else:
+                self.session.hold_answer(self, len(frame))
+        if error:
+            self.error = error
         return frame
 
     def attempt(self, decide: Callable[[], None]) -> None:
@@ -190,14 +173,8 @@ class SessionCall(Call, eq=False):
         session.unsent += prepared
         if not session.will_flush:
             session.flush_later()
-        answers = self.arrival.answers
-        kind = self.kind
-        try:
-            answers[kind] += 1
-        except KeyError:
-            if not answers:
-                session.answered.append(self.arrival)
-            answers[kind] = 1
+        kind = self.dialect.api_key | self.error << KEY_BITS if self.error else self.dialect.api_key
+        session.answered.append((self.arrived_s, kind))
 
 
 class GuardedCall(SessionCall, eq=False):
@@ -230,6 +207,48 @@ class Session:
         deadlines: Until when the peer must have done something.
     """
 
+    # Python 3.11 looks up each method anew of what has more than 30 attributes and no slots.
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_all",
+        "_begun_bytes",
+        "_clock_s",
+        "_closes_as",
+        "_connection",
+        "_dispatcher",
+        "_has_ended",
+        "_is_closing",
+        "_is_slow",
+        "_is_timed",
+        "_max_in_flight",
+        "_max_unsent_bytes",
+        "_now",
+        "_parked",
+        "_parked_bytes",
+        "_poller",
+        "_sessions",
+        "_telemetry",
+        "_turn_bytes",
+        "_unpaid_s",
+        "_unsent_bytes",
+        "_untaken",
+        "_will_go_on",
+        "answered",
+        "caller",
+        "deadlines",
+        "gate",
+        "in_flight",
+        "is_blocked",
+        "is_closed",
+        "is_paused",
+        "listener",
+        "max_frame_bytes",
+        "transport",
+        "unsent",
+        "will_flush",
+    )
+
     def __init__(
         self,
         sessions: "Sessions",
@@ -256,13 +275,13 @@ class Session:
         self._address = address  # What it and its neighbours hold.
         self._telemetry = sessions.telemetry
         self.answered = sessions.answered
-        self._arrival = sessions.arrival  # Of what was read last.
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
         self.max_frame_bytes = SIZE.size + settings.response_max_bytes
         keeper = sessions.gatekeeper
         self._connection = ServerConnection(
             GuardedCall if must_log_in or keeper.has_gates else SessionCall,
+            self,
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
@@ -279,6 +298,7 @@ class Session:
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken, or unread.
         self._is_slow = False  # Its latest turn took as long as one may.
+        self._is_timed = False  # The gate is told what each turn took.
         self._is_closing = False  # Answer what is unsent, then close.
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
@@ -354,21 +374,7 @@ class Session:
 
     def time_turns(self, *, is_timed: bool) -> None:
         """Have the gate told what each turn took, or no more; who isn't timed pays nothing."""
-        if is_timed:
-            self._take_turn = self._take_timed_turn  # type: ignore[method-assign]  # of this one
-        else:
-            vars(self).pop("_take_turn", None)
-
-    def _take_timed_turn(
-        self, calls: list[SessionCall | BadRequest], now: Now, began_s: float, **how: bool
-    ) -> None:
-        self._unpaid_s = began_s
-        try:
-            Session._take_turn(self, calls, now, began_s, **how)
-        finally:
-            spent_us, self._unpaid_s = self.spent_us(), inf
-            if self.gate is not None:
-                self.gate.spend(spent_us)
+        self._is_timed = is_timed
 
     def spent_us(self) -> int:
         """Return what its turn has taken since it was asked last; 0 outside of one."""
@@ -388,34 +394,37 @@ class Session:
 
     def readable(self) -> None:
         """Read once, and take what that completes, unless others come first."""
-        if self.is_paused:
-            self.transport.want(reading=False, writing=self.is_blocked)
-        elif self._is_slow:
-            self._go_on_soon()
-        else:
-            self._read()
-
-    def _read(self) -> None:
-        self._is_slow = False
-        began_s = self._clock_s()
+        if self.is_paused or self._is_slow:
+            self._stand_aside()
+            return
+        clock_s = self._clock_s  # As in `_take_turn`.
+        began_s = clock_s()
         try:
             data = self.transport.receive_now()
         except NETWORK_ERRORS:
             self.close()
             return
-        if data:
-            self._telemetry.received_bytes += len(data)
-            now = self._sessions.round_now()
-            self._arrival = self._sessions.arrival
-            try:
-                self._take_turn(self._connection.receive(data), now, began_s)
-            except FrameTooLarge as exc:
-                count(self._telemetry.refused, "too_large")
-                self._close_because(End(MALFORMED, str(exc)))
-            except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
-                self._fail(exc)
-        elif data is not None:
-            self._end_of_stream()
+        if not data:
+            if data is not None:
+                self._end_of_stream()
+            return
+        sessions, connection = self._sessions, self._connection
+        self._telemetry.received_bytes += len(data)
+        now = sessions.round_now()
+        connection.arrived_s = sessions.arrived_s
+        try:
+            self._take_turn(connection.receive(data), now, began_s)
+        except FrameTooLarge as exc:
+            count(self._telemetry.refused, "too_large")
+            self._close_because(End(MALFORMED, str(exc)))
+        except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
+            self._fail(exc)
+
+    def _stand_aside(self) -> None:
+        if self.is_paused:
+            self.transport.want(reading=False, writing=self.is_blocked)
+        else:
+            self._go_on_soon()
 
     def _end_of_stream(self) -> None:
         """The peer sends no more: answer what it has asked, but nothing waits for others."""
@@ -441,7 +450,8 @@ class Session:
         if self.is_closed:
             return
         if not self.is_paused:
-            self._read()
+            self._is_slow = False
+            self.readable()
             return
         if self._must_pause():
             return
@@ -469,20 +479,34 @@ class Session:
         are taken at a time than the limits allow. The turn began at *began_s*; *is_own*: it began
         with this.
         """
+        if self._is_timed:
+            self._unpaid_s = began_s
         if self._begun_bytes or self._connection.unfinished:
             self._count_begun(has_ended=bool(calls))
-        taken, must_pause = 0, not calls and self._must_pause()
+        # A local: Python 3.11 is slow to call at once what is an attribute and no method.
+        clock_s = self._clock_s
+        taken, must_pause, is_slow = 0, not calls and self._must_pause(), False
         for call in calls:
             if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
                 break
             self._take(call, now)
             taken += 1
+            if clock_s() - began_s >= _TURN_S:
+                is_slow = True
             must_pause = self._must_pause()
-            self._is_slow = self._clock_s() - began_s >= _TURN_S
-            if must_pause or self._is_slow or taken == _TURN_REQUESTS:
+            if must_pause or is_slow or taken == _TURN_REQUESTS:
                 break
-        self._untaken = calls[taken:]
+        del calls[:taken]
+        self._untaken, self._is_slow = calls, is_slow
         self._turn_bytes = len(self.unsent)
+        if must_pause or calls or self._begun_bytes or self.is_paused:
+            self._end_turn(now.mono_ms, must_pause=must_pause)
+        else:
+            self.deadlines.between_frames(now.mono_ms)
+        if self._is_timed:
+            self._pay()
+
+    def _end_turn(self, now_ms: int, *, must_pause: bool) -> None:
         if must_pause:
             self._pause()
             if self._is_closing:
@@ -491,10 +515,13 @@ class Session:
         elif self._untaken:
             self._pause()
             self._go_on_soon()
-        elif self._begun_bytes or self.is_paused:
-            self._read_on(now.mono_ms)
         else:
-            self.deadlines.between_frames(now.mono_ms)
+            self._read_on(now_ms)
+
+    def _pay(self) -> None:
+        spent_us, self._unpaid_s = self.spent_us(), inf
+        if self.gate is not None:
+            self.gate.spend(spent_us)
 
     def _count_begun(self, *, has_ended: bool) -> None:
         """Count what has come of a frame; *has_ended*: another one than before."""
@@ -535,17 +562,18 @@ class Session:
         self.deadlines.not_reading()
 
     def _must_pause(self) -> bool:
-        held, address = self._all, self._address
-        return (
-            self._is_closing
-            or len(self.in_flight) >= self._max_in_flight
+        if (
+            len(self.in_flight) >= self._max_in_flight
             or len(self.unsent) >= self._max_unsent_bytes
-            or (
-                (held.bytes >= held.max_bytes or address.bytes >= held.address_max_bytes)
-                and self._waits_for_room()
-            )
-            or (self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2)
-        )
+            or self._is_closing
+        ):
+            return True
+        held, address = self._all, self._address
+        if (
+            held.bytes >= held.max_bytes or address.bytes >= held.address_max_bytes
+        ) and self._waits_for_room():
+            return True
+        return self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2
 
     def _waits_for_room(self) -> bool:
         """Say whether to wait for room; whoever has nothing here may still ask something small.
@@ -576,8 +604,6 @@ class Session:
         if type(call) is BadRequest:
             self._refuse(call)
             return
-        call.session = self
-        call.arrival = self._arrival
         if type(call.request) in _UNUSUAL and not self._take_unusual(call, call.request):
             return
         try:
@@ -589,7 +615,9 @@ class Session:
         if not call.parks:
             call.is_held = True
             self.in_flight[call] = None
-            self._hold(call.size_bytes)
+            # `_hold` written out, as in `let_go`: all that waits for the disk comes by both.
+            self._all.bytes += call.size_bytes
+            self._address.bytes += call.size_bytes
         elif type(call.request) is SyncGroupRequest:
             # The leader's assignments are in force, and those of others nobody looks at.
             call.request = structs.replace(call.request, assignments=())
@@ -666,14 +694,16 @@ class Session:
             self._count_parked(-1, -call.size_bytes)
         else:
             del self.in_flight[call]
-            self._hold(-call.size_bytes)
+            self._all.bytes -= call.size_bytes
+            self._address.bytes -= call.size_bytes
 
     def flush_later(self) -> None:
         """Send what is unsent at the end of the round."""
         if not self.will_flush:
             self.will_flush = True
             self._sessions.with_answers.append(self)
-            self._poller.wake()
+            if not self._poller.in_round:
+                self._poller.wake()
 
     def flush(self) -> None:
         """Send what is ready, all at once; what the socket doesn't take waits for it."""
@@ -945,8 +975,9 @@ class Sessions:
     Attributes:
         held: What they hold together.
         with_answers: Those with something to send at the end of this round.
-        arrival: Of what this round has read, once `round_now` was called in it.
-        answered: Those to which answers leave at the end of this round.
+        arrived_s: When what this round has read came, once `round_now` was called in it.
+        answered: Of each answer that leaves at the end of this round, when its request came, and of
+            what kind it is (see `Telemetry.round_answered`).
     """
 
     def __init__(
@@ -969,8 +1000,8 @@ class Sessions:
         self.with_answers: list[Session] = []
         self.telemetry = environment.telemetry
         self.clock_s = environment.clock_s
-        self.arrival = Arrival(0)
-        self.answered: list[Arrival] = []
+        self.arrived_s = 0.0
+        self.answered: list[tuple[float, int]] = []
         self._start_flushes = start_flushes
         self.max_connections = max_connections
         self._all: dict[Session, None] = {}
@@ -1068,7 +1099,7 @@ class Sessions:
         now = self._round_now
         if now is None:
             now = self._round_now = self.now()
-            self.arrival = Arrival(self.clock_s())
+            self.arrived_s = self.clock_s()
         return now
 
     def end_round(self) -> None:
@@ -1092,14 +1123,8 @@ class Sessions:
         held.wake()
         self._start_flushes()
         if self.answered:
-            self._count_answers()
-
-    def _count_answers(self) -> None:
-        now_s = self.clock_s()
-        for arrival in self.answered:
-            self.telemetry.round_answered(now_s - arrival.at_s, arrival.answers)
-            arrival.answers = {}
-        self.answered.clear()
+            self.telemetry.round_answered(self.clock_s(), self.answered)
+            self.answered.clear()
 
     def request_failed(self, call: SessionCall, exc: Exception) -> None:
         """Log a bug with a number of its own."""

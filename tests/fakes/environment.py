@@ -30,7 +30,7 @@ def answered_alike(
     telemetry: Telemetry, api_key: int, error: int, seconds: float, times: int = 1
 ) -> None:
     """Have *telemetry* count a round of answers that are alike."""
-    telemetry.round_answered(seconds, {error << KEY_BITS | api_key: times})
+    telemetry.round_answered(seconds, [(0.0, error << KEY_BITS | api_key)] * times)
 
 
 async def _at_once(work: Work) -> None:
