@@ -100,6 +100,8 @@ class ApiKey(IntEnum):
     SUMMARIZE_GROUPS = 1013
     ALTER_OFFSETS = 1014
     DESCRIBE_SETTINGS = 1015
+    DESCRIBE_JOURNALS = 1016
+    MOVE_JOURNAL = 1017
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__
@@ -2385,6 +2387,98 @@ declare(
                 NodeSetting("node.id", "1", "1", "default"),
             ),
         ),
+        -1,
+    ),
+)
+
+
+# --- The journals of a cluster ----------------------------------------------------------
+
+
+class DescribeJournalsRequest(Request):
+    """Who leads what, and how much of each log has this node? Answered at once."""
+
+
+class DescribedJournal(ResponsePart):
+    """A journal, as the node that answers has it."""
+
+    journal: Count
+    leader: I32  # -1: nobody who is there.
+    leader_epoch: I32
+    since_ms: I64  # Since when that is so; -1: not known.
+    last_entry: I64  # The last one of the log that this node holds.
+    tail_entries: I64  # Of the log, behind the snapshot.
+    tail_bytes: I64
+    snapshot_entry: I64  # The last one that is in the snapshot.
+    snapshot_bytes: I64
+
+
+class DescribeJournalsResponse(Response):
+    """Answer to `DescribeJournalsRequest`."""
+
+    error: Code
+    message: Text | None
+    node_id: I32
+    is_connected: bool  # Whether it has a session with ZooKeeper; else this may be old.
+    lowest_format: I32  # Of the log, that this node reads.
+    highest_format: I32
+    state_bytes: I64  # Snapshots and tails of all journals.
+    state_bytes_limit: I64
+    journals: ResponseArray[DescribedJournal]
+
+
+declare(
+    ApiKey.DESCRIBE_JOURNALS,
+    DescribeJournalsRequest,
+    DescribeJournalsResponse,
+    example=Example(
+        53,
+        "the two journals of a cluster",
+        0,
+        DescribeJournalsRequest(),
+        DescribeJournalsResponse(
+            0,
+            None,
+            1,
+            True,
+            1,
+            1,
+            43_420_000,
+            314_572_800,
+            (
+                DescribedJournal(0, 1, 7, STARTED_MS, 90_000, 1_200, 9_417_000, 88_800, 34_000_000),
+                DescribedJournal(1, -1, 3, STARTED_MS, 12, 12, 3_000, 0, 0),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+class MoveJournalRequest(Request):
+    """Hand the lead of a journal over to another node. Only who leads it does."""
+
+    journal: Count
+    node_id: I32  # Who is to lead it.
+
+
+class MoveJournalResponse(Response):
+    """Answer to `MoveJournalRequest`, when the other node leads, or won't."""
+
+    error: Code
+    message: Text | None
+
+
+declare(
+    ApiKey.MOVE_JOURNAL,
+    MoveJournalRequest,
+    MoveJournalResponse,
+    example=Example(
+        54,
+        "another node leads journal 4",
+        0,
+        MoveJournalRequest(4, 2),
+        MoveJournalResponse(0, None),
         -1,
     ),
 )

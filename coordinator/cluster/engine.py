@@ -56,12 +56,15 @@ class Reply(NamedTuple):
         value: What was read; see the request. The reason, a str, if it was REFUSED.
         version: Of the one znode that was read or replaced.
         owner: The session that an ephemeral node belongs to, else 0.
+        changed_ms: When it was last replaced, by the engine's wall clock, to be shown; -1 if not
+            known.
     """
 
     code: Code
     value: Any = None
     version: int = 0
     owner: int = 0
+    changed_ms: int = -1
 
 
 # --- What stands in the znodes -------------------------------------------------------------
@@ -80,6 +83,7 @@ class Leader:
         session: Its session. Once that has ended, anyone may claim.
         claim: Of this one try to lead, random: what tells after a lost answer whose try it was.
         is_frozen: Nobody leads, and nobody may claim: the cluster is being exported.
+        is_moved: An operator wants it there: of what a node has too much of, this goes last.
     """
 
     epoch: int
@@ -88,6 +92,7 @@ class Leader:
     session: int
     claim: str
     is_frozen: bool = False
+    is_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

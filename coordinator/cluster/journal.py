@@ -141,6 +141,13 @@ class _Batch(NamedTuple):
     data: bytes
 
 
+class _Successor(NamedTuple):
+    """To whom the journal is handed over, and whether an operator wants that."""
+
+    member: Member
+    is_move: bool
+
+
 @dataclass(slots=True)
 class _Unit:
     """A part of a flush that is written, or to be written, as one unit of the log.
@@ -186,6 +193,7 @@ class ReplicatedJournal:
     Attributes:
         number: Of the journal.
         leader: Who leads it, as far as this node has seen; None if nobody ever did.
+        led_since_ms: The wall clock of the engine when that was written; -1: not seen yet.
         is_following: It has read all that there was, at least once: it may lead.
         snapshot: The newest one, as far as this node has seen.
         partitions: The offsets partitions in it.
@@ -217,6 +225,7 @@ class ReplicatedJournal:
         self.partitions = partitions
         self.in_sync: tuple[int, ...] = ()
         self.leader: Leader | None = None
+        self.led_since_ms = -1
         self.is_following = False
         self.snapshot = Snapshot()
         self._new_id = new_id
@@ -251,7 +260,7 @@ class ReplicatedJournal:
         self._fence = -1
         self._term: Leader | None = None  # What stands in `leader` in this fence's version.
         self._tries: set[str] = set()  # Claim ids of our own renewals, and of a hand-over.
-        self._successor: Member | None = None
+        self._successor: _Successor | None = None
         self._given = ""  # The claim id of a hand-over that was tried.
         self._is_stopped = False
         # The writer.
@@ -404,11 +413,14 @@ class ReplicatedJournal:
             self._begin_control(self._claim(self._me))
         return self._done()
 
-    def hand_over(self, to: Member) -> list[Effect]:
-        """Have another node lead: `HandsOver` follows, if this one leads."""
+    def hand_over(self, to: Member, *, is_move: bool = False) -> list[Effect]:
+        """Have another node lead: `HandsOver` follows, if this one leads.
+
+        With *is_move* an operator wants it there.
+        """
         if self._role is Role.LEADING:
             self._role = Role.HANDING_OVER
-            self._successor, self._is_stopped = to, False
+            self._successor, self._is_stopped = _Successor(to, is_move=is_move), False
             self._out.append(HandsOver(self.number))
         return self._done()
 
@@ -651,6 +663,7 @@ class ReplicatedJournal:
                 self._fail("what is known of its leader is gone: data was lost", EXIT_LOST_DATA)
                 return
             self.leader, self._version = leader, version
+            self.led_since_ms = reply.changed_ms
             me = self._me
             assert me is not None
             if self._role not in _HAS_FENCE:
@@ -662,7 +675,7 @@ class ReplicatedJournal:
             assert self._term is not None
             if self._term.session == me.session:
                 break
-            renewed = self._term_of(me, self._term.epoch + 1)
+            renewed = self._term_of(me, self._term.epoch + 1, is_moved=self._term.is_moved)
             self._tries.add(renewed.claim)
             reply = yield self._set_leader(self._fence, renewed)
             if reply.code is Code.OK:
@@ -700,8 +713,9 @@ class ReplicatedJournal:
         if reply.value.index < applied:
             self._fail(f"the log ends before entry {applied}: data was lost", EXIT_LOST_DATA)
 
-    def _term_of(self, member: Member, epoch: int) -> Leader:
-        return Leader(epoch, member.node, member.run, member.session, self._new_id())
+    def _term_of(self, member: Member, epoch: int, *, is_moved: bool = False) -> Leader:
+        node, run, session = member
+        return Leader(epoch, node, run, session, self._new_id(), is_moved=is_moved)
 
     def _set_leader(self, version: int, leader: Leader) -> SetLeader:
         return SetLeader(self.number, version, leader, self.partitions, self.in_sync)
@@ -800,7 +814,8 @@ class ReplicatedJournal:
         """Have the successor lead; nothing is on its way, and memory holds what the log does."""
         assert self._term is not None
         assert self._successor is not None
-        given = self._term_of(self._successor, self._term.epoch + 1)
+        to, is_move = self._successor
+        given = self._term_of(to, self._term.epoch + 1, is_moved=is_move)
         self._given = given.claim
         self._tries.add(given.claim)
         reply = yield self._set_leader(self._fence, given)

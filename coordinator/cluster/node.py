@@ -129,6 +129,16 @@ class ClusterNode:
     # --- for whoever asks ---------------------------------------------------------------
 
     @property
+    def node_id(self) -> int:
+        """Of this node."""
+        return self._registration.node
+
+    @property
+    def formats(self) -> tuple[int, int]:
+        """The lowest and the highest format of the log that it reads."""
+        return self._registration.formats
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a session in which this node is registered."""
         return self._me is not None
@@ -153,6 +163,11 @@ class ClusterNode:
         if leader is None or self._live_leader(leader) is None:
             return None
         return leader, self.nodes[leader.node].registration
+
+    def leading_node(self, journal: ReplicatedJournal) -> int:
+        """Return which node leads a journal, -1 while nobody who is there does."""
+        node = self._live_leader(journal.leader)
+        return -1 if node is None else node
 
     # --- what the engine says -----------------------------------------------------------
 
@@ -243,7 +258,7 @@ class ClusterNode:
     def move(self, journal: int, to: int, now_ms: int) -> list[Effect]:
         """Hand one journal over to a ready node, as an operator asks.
 
-        The plan keeps it there as long as nobody has too many.
+        It stays there; if that node has too many then, another one leaves it.
 
         Raises:
             ValueError: This node does not lead it, or the other one is not ready.
@@ -253,7 +268,7 @@ class ClusterNode:
             raise ValueError(f"journal {journal} is not led here")
         if to not in self._ready() or to == self._registration.node:
             raise ValueError(f"node {to} is not ready to take a journal")
-        self._hand_over(journal, to)
+        self._hand_over(journal, to, is_move=True)
         return self._done()
 
     # --- being registered ---------------------------------------------------------------
@@ -358,11 +373,12 @@ class ClusterNode:
             for journal in self.journals
             if journal.leader is None or not journal.leader.is_frozen
         }
+        moved = {j.number for j in self.journals if j.leader is not None and j.leader.is_moved}
         me = self._me.node
         if self._is_draining:
-            self._hand_over_all(plan(ready - {me}, leaders))
+            self._hand_over_all(plan(ready - {me}, leaders, moved))
         elif self.is_ready and me in ready:
-            planned = plan(ready, leaders)
+            planned = plan(ready, leaders, moved)
             self._claim_orphans(ready, leaders, planned)
             self._balance(leaders, planned)
 
@@ -410,10 +426,11 @@ class ClusterNode:
                 self._work_at(self._now_ms + DRAIN_AGAIN_MS)
                 self._hand_over(journal.number, planned[journal.number])
 
-    def _hand_over(self, journal: int, to: int) -> None:
+    def _hand_over(self, journal: int, to: int, *, is_move: bool = False) -> None:
         registration, session = self.nodes[to]
         self._held.pop(journal, None)
-        self._pass(self.journals[journal].hand_over(Member(to, registration.run, session)))
+        successor = Member(to, registration.run, session)
+        self._pass(self.journals[journal].hand_over(successor, is_move=is_move))
 
     # --- what is known of topics --------------------------------------------------------
 

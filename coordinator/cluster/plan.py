@@ -8,7 +8,11 @@ from collections.abc import Collection, Mapping
 from zlib import crc32
 
 
-def plan(nodes: Collection[int], leaders: Mapping[int, int | None]) -> dict[int, int]:
+def plan(
+    nodes: Collection[int],
+    leaders: Mapping[int, int | None],
+    moved: Collection[int] = frozenset(),
+) -> dict[int, int]:
     """Return by journal the node that is to lead it; nothing if there is none that may.
 
     Everyone gets the same number, or one less. Leaders that are there keep what they have; what
@@ -17,12 +21,13 @@ def plan(nodes: Collection[int], leaders: Mapping[int, int | None]) -> dict[int,
     Args:
         nodes: Those that are ready.
         leaders: By journal who leads it, None if nobody who is there does.
+        moved: Journals that lie where an operator wants them: who has too much keeps these first.
     """
     if not nodes:
         return {}
     planned: dict[int, int] = {}
     had: dict[int, list[int]] = {node: [] for node in nodes}
-    for journal in sorted(leaders):
+    for journal in sorted(leaders, key=lambda journal: (journal not in moved, journal)):
         leader = leaders[journal]
         if leader in had:
             had[leader].append(journal)

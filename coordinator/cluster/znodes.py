@@ -127,11 +127,12 @@ Operation = Multi | Get | Look | Children
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """What was read of one. *owner*: the session of an ephemeral one, else 0."""
+    """What was read of one. *owner* and *changed_ms* are as in `Reply`."""
 
     data: bytes
     version: int
     owner: int = 0
+    changed_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +309,8 @@ def encode_leader(leader: Leader) -> bytes:
         "session": hex(leader.session),
         "claim": leader.claim,
     }
-    return _json(fields | ({"frozen": True} if leader.is_frozen else {}))
+    flags = {"frozen": leader.is_frozen, "moved": leader.is_moved}
+    return _json(fields | {name: True for name, is_set in flags.items() if is_set})
 
 
 def decode_leader(data: bytes) -> Leader | None:
@@ -323,6 +325,7 @@ def decode_leader(data: bytes) -> Leader | None:
         int(fields["session"], 16),
         str(fields["claim"]),
         bool(fields.get("frozen")),
+        bool(fields.get("moved")),
     )
 
 
@@ -564,4 +567,4 @@ def _reply_content(request: engine.Request, znode: Znode | None) -> Reply:
             value = decode_snapshot(value)
         case engine.ReadPurged():
             value = int(value)
-    return Reply(Code.OK, value, znode.version, znode.owner)
+    return Reply(Code.OK, value, znode.version, znode.owner, znode.changed_ms)

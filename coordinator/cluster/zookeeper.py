@@ -531,7 +531,7 @@ def _znode(read: tuple[bytes | None, Any] | Exception) -> znodes.Znode | None:
     if isinstance(read, Exception):
         raise read
     data, stat = read
-    return znodes.Znode(data or b"", stat.version, stat.ephemeralOwner)
+    return znodes.Znode(data or b"", stat.version, stat.ephemeralOwner, stat.mtime)
 
 
 def _result_of_multi(errors: Sequence[Exception]) -> znodes.Result:

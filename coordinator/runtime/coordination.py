@@ -1,10 +1,12 @@
-"""Who coordinates which offsets partition: the seam where a cluster comes in later.
+"""Who coordinates which offsets partition, and what there is to say about a cluster.
 
-One node answers from memory; a cluster will answer from ZooKeeper, by compare-and-set
-znodes, and call `ShardRunner` load and unload as leadership moves.
+A node with a folder leads everything; for one of a cluster `replication` answers.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
+
+from protocol import messages as m
 
 
 class Leader(NamedTuple):
@@ -25,6 +27,21 @@ class Coordination(Protocol):
     def leader_of(self, offsets_partition: int) -> Leader | None:
         """Return the leader, or None while there is none (clients are told 15)."""
 
+    def describe(self) -> m.DescribeJournalsResponse | None:
+        """Return what this node has of its cluster's journals, None if it is in none."""
+
+    def move(self, journal: int, to: int, done: Callable[[bool], None]) -> None:
+        """Hand a journal over, and tell *done* whether the node *to* leads it.
+
+        Raises:
+            NotLed: This node doesn't lead it.
+            ValueError: It can't be handed over to that node; the message says why.
+        """
+
+
+class NotLed(Exception):
+    """Another node leads the journal, or nobody does."""
+
 
 class EmbeddedCoordination:
     """A cluster of one: this node leads everything, in the epoch of its data folder."""
@@ -35,3 +52,11 @@ class EmbeddedCoordination:
     def leader_of(self, _offsets_partition: int) -> Leader | None:
         """Return this node."""
         return self._leader
+
+    def describe(self) -> m.DescribeJournalsResponse | None:
+        """Return None: it is in no cluster."""
+        return None
+
+    def move(self, journal: int, to: int, _done: Callable[[bool], None]) -> None:
+        """Refuse it."""
+        raise ValueError(f"this node is in no cluster: journal {journal} can't move to {to}")

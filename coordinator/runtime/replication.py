@@ -48,12 +48,14 @@ from coordinator.log.errors import (
     LogRefused,
 )
 from coordinator.log.format import Batch, Flush
-from coordinator.runtime.coordination import Leader
+from coordinator.runtime.coordination import Leader, NotLed
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
 from coordinator.runtime.shard import ShardRunner, Status
 from coordinator.runtime.snapshotter import Snapshots, Snapshotter
+from protocol import messages as m
+from protocol.errors import ErrorCode
 
 # A slice of so many entries holds requests up for a few milliseconds.
 FOLLOW_SLICE_ENTRIES: Final = 1_000
@@ -241,6 +243,44 @@ class Replication:
         while self.machine.can_hand_over and any(j.is_leading for j in self.machine.journals):
             self._done_something = trio.Event()
             await self._done_something.wait()
+
+    def move(self, journal: int, to: int, done: Callable[[bool], None]) -> None:
+        """Hand a journal over; see `Coordination`."""
+        journals = self.machine.journals
+        if journal >= len(journals):
+            raise ValueError(f"there is no journal {journal} of {len(journals)}")
+        if not journals[journal].is_leading:
+            raise NotLed(f"journal {journal} is not led by this node")
+        effects = self.machine.move(journal, to, self._now().mono_ms)
+        self._of_journal[journal].moves.append((to, done))
+        self.do(effects)
+
+    def describe(self) -> m.DescribeJournalsResponse:
+        """Return what this node has of the journals; see `Coordination`."""
+        return m.DescribeJournalsResponse(
+            ErrorCode.NONE,
+            None,
+            self.machine.node_id,
+            self.machine.is_connected,
+            *self.machine.formats,
+            self._state_bytes,
+            self.state_max_bytes,
+            tuple(map(self._described, self.machine.journals)),
+        )
+
+    def _described(self, journal: ReplicatedJournal) -> m.DescribedJournal:
+        tail_bytes, tail_entries = journal.tail_size
+        return m.DescribedJournal(
+            journal.number,
+            self.machine.leading_node(journal),
+            journal.leader_epoch,
+            journal.led_since_ms,
+            journal.applied,
+            tail_entries,
+            tail_bytes,
+            journal.snapshot.index,
+            journal.snapshot.size_bytes,
+        )
 
     # --- the engine ---------------------------------------------------------------------
 
@@ -435,13 +475,14 @@ class _Journal:
         self._journal = journal
         self._store = store
         self._queue: deque[e.Followed | e.Leads | e.KeptLead] = deque()
+        self.moves: list[tuple[int, Callable[[bool], None]]] = []  # Asked for by operators.
         self._wake = trio.Event()
         self._is_paused = self._is_cut_off = False
         self._suspended_since_ms: int | None = None
         self._handlers: Mapping[type, Callable[[Any, LogUser, Now], None]] = {
             e.Followed: self._put_off,
             e.Leads: self._put_off,
-            e.KeptLead: self._put_off,
+            e.KeptLead: self._kept_lead,
             e.Written: self._written,
             e.Confirmed: self._confirmed,
             e.Renewed: self._renewed,
@@ -495,6 +536,7 @@ class _Journal:
 
     def _deposed(self, effect: e.Deposed, _node: LogUser, now: Now) -> None:
         self._store.tell("journal.deposed", self.number)
+        self._end_moves()
         self._forget(effect.unknown, now)
         self.log.flush_ended(outcome.Error(OutOfReach()))
 
@@ -506,6 +548,18 @@ class _Journal:
 
     def _handed_over(self, _effect: e.HandedOver, _node: LogUser, _now: Now) -> None:
         self._store.tell("journal.handed_over", self.number)
+        self._end_moves()
+
+    def _kept_lead(self, effect: e.KeptLead, node: LogUser, now: Now) -> None:
+        self._put_off(effect, node, now)
+        self._end_moves()
+
+    def _end_moves(self) -> None:
+        """Tell whoever has asked for a hand-over what came of it."""
+        moves, self.moves = self.moves, []
+        leader = self._journal.leader
+        for to, done in moves:
+            done(leader is not None and leader.node == to)
 
     def _paused(self, _effect: e.Paused, _node: LogUser, _now: Now) -> None:
         self._store.tell("journal.cut_off", self.number)

@@ -554,6 +554,8 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.DescribeSettingsRequest: _cluster(Operation.DESCRIBE_CONFIGS),
     m.CompactLogRequest: _alters_cluster,
     m.ReloadPartitionRequest: _alters_cluster,
+    m.DescribeJournalsRequest: _sees_cluster,
+    m.MoveJournalRequest: _alters_cluster,
     m.DescribeAclsRequest: _sees_cluster,
     m.CreateAclsRequest: _alters_cluster,
     m.DeleteAclsRequest: _alters_cluster,

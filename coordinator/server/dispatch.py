@@ -18,7 +18,7 @@ from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, Gather, Token, gather_lists
-from coordinator.runtime.coordination import Coordination
+from coordinator.runtime.coordination import Coordination, NotLed
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from coordinator.server.portions import Portion, portions, whole
@@ -100,6 +100,8 @@ class Dispatcher:
             m.DescribeNodeRequest: self._describe_node,
             m.DescribeSettingsRequest: self._describe_settings,
             m.ReloadPartitionRequest: self._reload_partition,
+            m.DescribeJournalsRequest: self._describe_journals,
+            m.MoveJournalRequest: self._move_journal,
         }
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
@@ -239,6 +241,32 @@ class Dispatcher:
     ) -> None:
         found = tuple(m.NodeSetting(*setting) for setting in settings_in_force(self._settings))
         call.resolve(m.DescribeSettingsResponse(_E.NONE, found), -1)
+
+    def _describe_journals(
+        self, call: Call, _request: m.DescribeJournalsRequest, _now: Now
+    ) -> None:
+        found = self._coordination.describe()
+        if found is None:
+            _refuse(call, _E.INVALID_REQUEST, "this node is in no cluster: it has a folder")
+        else:
+            call.resolve(found, -1)
+
+    def _move_journal(self, call: Call, request: m.MoveJournalRequest, _now: Now) -> None:
+        journal, to = request.journal, request.node_id
+
+        def done(is_led: bool) -> None:
+            if is_led:
+                call.resolve(m.MoveJournalResponse(_E.NONE, None), -1)
+            else:
+                problem = f"journal {journal} did not go to node {to}"
+                _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, problem)
+
+        try:
+            self._coordination.move(journal, to, done)
+        except NotLed as exc:
+            _refuse(call, _E.NOT_COORDINATOR, str(exc))
+        except ValueError as exc:
+            _refuse(call, _E.INVALID_REQUEST, str(exc))
 
     # --- answers over several groups ----------------------------------------------------
 

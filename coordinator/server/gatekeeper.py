@@ -69,6 +69,7 @@ PRIVILEGED: Final = frozenset(
     {
         m.CompactLogRequest,
         m.ReloadPartitionRequest,
+        m.MoveJournalRequest,
         m.DescribeSettingsRequest,
         m.CreateAclsRequest,
         m.DeleteAclsRequest,
@@ -84,7 +85,7 @@ _SPEAKS_FOR_MEMBER: Final = frozenset(
 )
 _NAME_OF: Final = {api.request: api.name for api in APIS.values()}
 # The fields of requests that say what is asked about.
-_NAMING: Final = ("group_id", "group_ids", "topics", "groups", "offsets_partition")
+_NAMING: Final = ("group_id", "group_ids", "topics", "groups", "offsets_partition", "journal")
 
 
 class LogIn(Protocol):

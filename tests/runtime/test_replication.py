@@ -5,13 +5,16 @@ from typing import Any, Final
 import trio
 from trio.testing import MockClock
 
+from coordinator.cluster.journal import Role
 from coordinator.runtime.shard import Status
 from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    DescribeJournalsRequest,
     FindCoordinatorRequest,
     GroupFetch,
     MemberAssignment,
+    MoveJournalRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
     PartitionCommit,
@@ -25,7 +28,7 @@ from protocol.messages import (
 )
 from protocol.partition import TopicPartition
 from tests.server.world import Client, beat, commit, join
-from tests.sim.cluster import JOURNALS, PARTITIONS, Host, ask, cluster, until
+from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Host, ask, cluster, until
 
 SESSION_MS: Final = 10_000
 FETCH: Final = OffsetFetchRequest((GroupFetch("g", (TopicPartitions("t", (0,)),)),), False)
@@ -60,6 +63,15 @@ def move(old: Host, new: Host) -> None:
     old.store.do(old.machine.move(journal, new.number, old.node.now().mono_ms))
 
 
+def is_balanced(here: Cluster) -> bool:
+    """Say whether every node leads as many journals as the others."""
+    led = [
+        sum(journal.role is Role.LEADING for journal in host.machine.journals)
+        for host in here.hosts.values()
+    ]
+    return set(led) == {JOURNALS // len(led)}
+
+
 async def error_of(client: Client, request: Any) -> int:
     """Return the error of the answer."""
     answer: Any = await ask(client, request)
@@ -81,6 +93,8 @@ async def test_every_journal_has_one_leader_and_all_others_follow(
 ) -> None:
     """The load is spread, and any node says who has a group."""
     async with cluster() as here:
+        # Whoever was ready first has led all, and gives them away.
+        await until(lambda: is_balanced(here))
         led = [
             [shard.partition for shard in host.node.shards if shard.status is Status.ACTIVE]
             for host in here.hosts.values()
@@ -184,6 +198,72 @@ async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: Mock
         assert await fetched(old.connect()) == 8
         assert await error_of(old.connect(), beat(member_id, generation)) == 0
         assert old.node.totals.used("members") == 1
+
+
+async def test_an_operator_moves_a_journal_and_hears_when_it_is_done(
+    autojump_clock: MockClock,
+) -> None:
+    """Before a machine is worked on; whoever moves all of them does so one after the other."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        new = next(host for host in here.hosts.values() if host is not old)
+        journal = old.node.shard_of("g").partition % JOURNALS
+        asked = MoveJournalRequest(journal, new.number)
+        answers: list[Any] = [
+            await ask(old.connect(), MoveJournalRequest(JOURNALS, new.number)),
+            await ask(old.connect(), MoveJournalRequest(journal, 77)),
+            await ask(old.connect(), MoveJournalRequest(journal, old.number)),
+            await ask(new.connect(), asked),
+            await ask(old.connect(), asked),
+        ]
+        seen: Any = await ask(old.connect(), DescribeJournalsRequest())
+
+        assert [answer.error for answer in answers] == [42, 42, 42, 16, 0]
+        assert answers[3].message == f"journal {journal} is not led by this node"
+        assert seen.journals[journal].leader == new.number
+        await until(lambda: new.serves("g"))
+        # The node has too many now, and another one leaves it.
+        await until(lambda: is_balanced(here))
+        assert new.serves("g")
+
+
+async def test_a_move_that_comes_to_nothing_is_told(autojump_clock: MockClock) -> None:
+    """The operator must not go on to the next step."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        new = next(host for host in here.hosts.values() if host is not old)
+        client = old.connect()
+        journal = old.node.shard_of("g").partition % JOURNALS
+        sent = client.send(MoveJournalRequest(journal, new.number))
+        await until(lambda: old.node.shard_of("g").refusal() is not None)
+        old.is_cut_off = True  # What was asked of the ensemble is lost.
+        await trio.sleep(1)
+        old.is_cut_off = False
+        await until(lambda: sent in client.answers())
+        answer: Any = client.answers()[sent].response
+
+        assert answer.error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert answer.message == f"journal {journal} did not go to node {new.number}"
+        await until(lambda: old.serves("g"))
+
+
+async def test_every_node_tells_of_the_cluster_what_it_sees(autojump_clock: MockClock) -> None:
+    """An operator may ask any of them, and sees by what they differ how far each follows."""
+    async with cluster() as here:
+        leader = here.leader_of("g")
+        journal = leader.node.shard_of("g").partition % JOURNALS
+        assert await error_of(leader.connect(), commit(1)) == 0
+        await trio.sleep(1)
+        seen: list[Any] = [
+            await ask(host.connect(), DescribeJournalsRequest()) for host in here.hosts.values()
+        ]
+
+        assert [one.node_id for one in seen] == [host.number for host in here.hosts.values()]
+        assert all(one.is_connected for one in seen)
+        assert {one.journals[journal].leader for one in seen} == {leader.number}
+        assert {one.journals[journal].last_entry for one in seen} == {1}
+        assert {one.journals[journal].tail_entries for one in seen} == {1}
+        assert 0 < seen[0].state_bytes < seen[0].state_bytes_limit
 
 
 async def test_a_node_that_hears_nothing_never_answers_with_the_past(

@@ -48,6 +48,8 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.DescribeSettingsRequest: ((Op.DESCRIBE_CONFIGS, C),),
     m.CompactLogRequest: ((Op.ALTER, C),),
     m.ReloadPartitionRequest: ((Op.ALTER, C),),
+    m.DescribeJournalsRequest: ((Op.DESCRIBE, C),),
+    m.MoveJournalRequest: ((Op.ALTER, C),),
     m.DescribeAclsRequest: ((Op.DESCRIBE, C),),
     m.CreateAclsRequest: ((Op.ALTER, C),),
     m.DeleteAclsRequest: ((Op.ALTER, C),),
