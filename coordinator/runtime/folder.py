@@ -53,6 +53,7 @@ class Folder:
         self._segment_bytes = segment_bytes
         self._submit = environment.submit
         self._takes_ballast = False
+        self._purged = 0  # Each start looks anew.
         self._watch = StorageWatch(
             journal,
             health,
@@ -144,6 +145,14 @@ class Folder:
     @property
     def end_round(self) -> None:
         """Nothing is done at the end of a round."""
+
+    def purged(self, log: int) -> int:  # noqa: ARG002 - there is one
+        """Return up to which version of the registry it has no offsets of deleted topics."""
+        return self._purged
+
+    def set_purged(self, log: int, version: int) -> None:  # noqa: ARG002 - there is one
+        """Take note of that."""
+        self._purged = version
 
     def flushed(self) -> None:
         """Have the compactor look, if the flush has sealed a segment."""

@@ -129,6 +129,9 @@ class LogUser(Protocol):
     def tell_shards(self, now: Now) -> None:
         """Have the groups told what has changed of topics."""
 
+    def purged_changed(self) -> None:
+        """Take note that another node has changed what `Store.purged` returns."""
+
     def loaded(self, entries: int, load_ms: int) -> None:
         """Take note that everything is in memory that the logs say."""
 
@@ -178,6 +181,12 @@ class Store(Protocol):
     def tend(self) -> None:
         """Do what is to be done now and then. Raises LogFailed if the logs were taken away."""
 
+    def purged(self, log: int) -> int:
+        """Return up to which version of the registry a log has no offsets of deleted topics."""
+
+    def set_purged(self, log: int, version: int) -> None:
+        """Keep that, as it is so in what is durable; nothing unless this node leads the log."""
+
     def compact(self, call: Call) -> None:
         """Compact, and then answer *call*, a CompactLog."""
 
@@ -198,6 +207,11 @@ class Store(Protocol):
 L = TypeVar("L")
 
 
+def log_number(partition: int, logs: int) -> int:
+    """Return in which of so many logs *partition* lies."""
+    return 0 if partition == NODE_PARTITION else partition % logs
+
+
 def log_of(logs: Sequence[L], partition: int) -> L:
     """Return the one of *logs* in which *partition* lies."""
-    return logs[0 if partition == NODE_PARTITION else partition % len(logs)]
+    return logs[log_number(partition, len(logs))]

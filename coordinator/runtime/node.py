@@ -31,6 +31,7 @@ round has one of its own: whoever keeps it for its peer wakes the poller.
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import trio
@@ -38,7 +39,7 @@ import trio
 from coordinator.group.core import Caller, Event, GroupConfig, Now
 from coordinator.group.node_shard import NodeShard
 from coordinator.group.records import RecordError
-from coordinator.group.registry import Registry
+from coordinator.group.registry import Registry, TopicChange
 from coordinator.group.shard import GroupShard
 from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
@@ -49,7 +50,7 @@ from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.group_lags import GroupLags
 from coordinator.runtime.health import Checks, Load
 from coordinator.runtime.loading import Abandoned, Loader, Progress
-from coordinator.runtime.logs import Store, log_of
+from coordinator.runtime.logs import Store, log_number, log_of
 from coordinator.runtime.offset_changes import ChangesReader
 from coordinator.runtime.shard import GROUP_CODEC, NODE_CODEC, Codec, Core, ShardRunner, Status
 from coordinator.runtime.timekeeper import Timekeeper
@@ -135,7 +136,13 @@ class Node:
             done=self._forget_topics,
         )
         self._purges = TopicPurges(self.num_partitions)
-        self._to_forget: list[str] = []  # Deleted topics that all shards are done with.
+        # What shards have removed of deleted topics, and has yet to be durable: up to which offset,
+        # and how often the shard had been unloaded.
+        self._to_collect: list[tuple[ShardRunner[GroupShard], int, int, list[str]]] = []
+        self._shards_in: dict[int, list[int]] = {}  # By log.
+        for number in range(self.num_partitions):
+            log = log_number(number, len(store.logs))
+            self._shards_in.setdefault(log, []).append(number)
         self.loader = Loader(
             logs=store.replays,
             runners=self._runner_of,
@@ -328,8 +335,11 @@ class Node:
         now = self.now()
         if runner is self.registry:
             self.tell_shards(now)
+            self.purged_changed()
             return
-        to_purge = self._purges.left_for(runner.partition)
+        number = log_number(runner.partition, len(self._store.logs))
+        self._tell_purged(number)
+        to_purge = self._purges.left_for(runner.partition, self._store.purged(number))
         if to_purge:
             runner.core.topics_changed(to_purge, now)
             self.deadline_may_be_earlier(runner.next_deadline_ms())
@@ -393,15 +403,20 @@ class Node:
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
+        if self._to_collect:
+            self._look_at_purged()
         self._store.flushed()
         if self.loader.awaits_flush:
             self.loader.flushed()
 
     async def _forget_topics(self) -> None:
         """Forget deleted topics whose offsets are gone, not too many in one turn."""
-        while self._to_forget:
-            topics = self._to_forget[:FORGET_SLICE]
-            del self._to_forget[:FORGET_SLICE]
+        while self.registry.status is Status.ACTIVE or not self.registry.is_led:
+            purged = min(map(self._store.purged, self._shards_in))
+            topics = self._purges.take_over(purged, FORGET_SLICE)
+            if not topics:
+                return
+            # Nothing, where another node leads: that forgets them.
             self.registry.change(partial(self.registry.core.forget, topics), self.now())
             await trio.lowlevel.checkpoint()
 
@@ -410,17 +425,42 @@ class Node:
         changes = self.registry.core.take_changes()
         if not changes:
             return
-        deleted = [change.topic for change in changes if not change.after]
-        self._purges.begin(deleted)
+        deleted = self._purges.begin(changes)
         for shard in self.shards:
-            if shard.status is Status.ACTIVE:
+            if shard.is_led:
                 shard.core.topics_changed(deleted, now)
                 self.deadline_may_be_earlier(shard.next_deadline_ms())
 
     def _collect_purged(self) -> None:
-        """Note the deleted topics that every shard is done with."""
+        """Note the deleted topics that shards are done with, once that is durable."""
         for shard in self.shards:
-            self._to_forget += self._purges.done(shard.partition, shard.core.take_purged())
+            topics = shard.core.take_purged()
+            if topics:
+                until = shard.log.end_offset(shard.partition)
+                self._to_collect.append((shard, shard.unloads, until, topics))
+        if self._to_collect:
+            self._look_at_purged()
+
+    def _look_at_purged(self) -> None:
+        waiting, self._to_collect = self._to_collect, []
+        for shard, unloads, until, topics in waiting:
+            if shard.unloads != unloads:
+                continue  # It may not have reached the log. Whoever serves it next is told again.
+            if shard.gate.committed_offset < until:
+                self._to_collect.append((shard, unloads, until, topics))
+            else:
+                self._purges.done(shard.partition, topics)
+        if len(self._to_collect) < len(waiting):
+            for number in self._shards_in:
+                self._tell_purged(number)
+            self.purged_changed()
+
+    def _tell_purged(self, log: int) -> None:
+        self._store.set_purged(log, self._purges.reached(self._shards_in[log]))
+
+    def purged_changed(self) -> None:
+        """Forget deleted topics of which no log has offsets any more."""
+        self._timekeeper.wake()
 
     async def _run_janitor(self) -> None:
         period_s = min(0.5, self.commit_timeout_ms / 2000)
@@ -564,31 +604,44 @@ class Reloader:
 
 
 class TopicPurges:
-    """Which shards have removed their offsets of which deleted topics.
+    """How far the shards are with removing their offsets of deleted topics.
 
-    A deleted topic is forgotten once every shard is done with it, loaded anew or not.
+    A shard is told of deletions in their order, and done with them in that order. So one number
+    tells it: the version of the registry that the latest of them has made.
     """
 
     def __init__(self, shards: int) -> None:
-        self._shards = shards
-        self._done_in: dict[str, set[int]] = {}
+        self._version_of: dict[str, int] = {}  # Of topics that are deleted and not forgotten.
+        self._reached = [0] * shards
 
-    def begin(self, topics: Iterable[str]) -> None:
-        """Take note of deleted *topics*."""
-        for topic in topics:
-            self._done_in.setdefault(topic, set())
+    def begin(self, changes: Iterable[TopicChange]) -> list[str]:
+        """Take note of what has changed of topics; return those that were deleted."""
+        deleted = []
+        for change in changes:
+            self._version_of.pop(change.topic, None)
+            if not change.after:
+                self._version_of[change.topic] = change.version
+                deleted.append(change.topic)
+        return deleted
 
-    def left_for(self, partition: int) -> list[str]:
-        """Return the topics that the shard of *partition* still has to remove."""
-        return [topic for topic, done in self._done_in.items() if partition not in done]
+    def left_for(self, partition: int, purged: int) -> list[str]:
+        """Return the topics that a shard still has to remove; its log has none up to *purged*."""
+        since = max(self._reached[partition], purged)
+        return [topic for topic, version in self._version_of.items() if version > since]
 
-    def done(self, partition: int, topics: Iterable[str]) -> list[str]:
-        """Take note that a shard is done with *topics*; return those that all are done with."""
-        over = []
-        for topic in topics:
-            done_in = self._done_in[topic]
-            done_in.add(partition)
-            if len(done_in) == self._shards:
-                del self._done_in[topic]
-                over.append(topic)
+    def done(self, partition: int, topics: Iterable[str]) -> None:
+        """Take note that what a shard removed of *topics* is durable."""
+        versions = [self._version_of.get(topic, 0) for topic in topics]
+        self._reached[partition] = max(self._reached[partition], *versions)
+
+    def reached(self, partitions: Iterable[int]) -> int:
+        """Return up to which version all these shards are done with what was deleted."""
+        return min([self._reached[partition] for partition in partitions])
+
+    def take_over(self, purged: int, at_most: int) -> list[str]:
+        """Return topics of which no log has offsets: all are purged up to that version."""
+        found = (topic for topic, version in self._version_of.items() if version <= purged)
+        over = list(islice(found, at_most))
+        for topic in over:
+            del self._version_of[topic]
         return over

@@ -169,7 +169,6 @@ class Replication:
         state_max_bytes: So much all logs together may come to, as they are kept.
         machine: Decides.
         compact: See `Snapshotter.submit`; likewise ``stop``.
-        purged: By journal, up to which version of the registry it has no offsets of deleted topics.
     """
 
     def __init__(
@@ -198,7 +197,10 @@ class Replication:
         self._of_journal = [_Journal(journal, self) for journal in machine.journals]
         self.logs: Sequence[Log] = [one.log for one in self._of_journal]
         self.replays: Sequence[ReplayLog] = ()
-        self.purged: dict[int, int] = {}
+        # By journal, up to which version of the registry it has no offsets of deleted topics, and
+        # what it was asked to say of that.
+        self._purged: dict[int, int] = {}
+        self._purged_asked: dict[int, int] = {}
         self._node: LogUser
         self._effects: deque[e.Effect] = deque()
         self._is_doing = False
@@ -338,7 +340,8 @@ class Replication:
             case e.Send(request):
                 self.engine.submit(request, partial(self._replied, request))
             case e.Purged(number, version):
-                self.purged[number] = version
+                self._purged[number] = version
+                self._node.purged_changed()
             case e.SnapshotEnded():
                 self._snapshotter.ended()
             case e.Failed():
@@ -367,6 +370,20 @@ class Replication:
             self._round_end_is_wanted = False
             for journal in self.machine.journals:
                 self.do(journal.end_round())
+
+    # --- deleted topics -----------------------------------------------------------------
+
+    def purged(self, log: int) -> int:
+        """Return up to which version of the registry a journal has none of their offsets."""
+        return self._purged.get(log, 0)
+
+    def set_purged(self, log: int, version: int) -> None:
+        """Tell all nodes that, if this one leads the journal."""
+        journal = self.machine.journals[log]
+        known = max(self.purged(log), self._purged_asked.get(log, 0))
+        if version > known and journal.is_leading:
+            self._purged_asked[log] = version
+            self.do(journal.set_purged(version))
 
     # --- room ---------------------------------------------------------------------------
 
@@ -452,6 +469,10 @@ class Replication:
         """What was followed of a journal is replayed: go on reading."""
         self._entries += entries
         self.do(self.machine.took(number, self._now().mono_ms))
+
+    def ended(self, number: int) -> None:
+        """A term has ended, and with it what the journal was asked to do beside."""
+        self._purged_asked.pop(number, None)
 
     def changed(self) -> None:
         """The status of shards is another one: see who may serve, and whether all is loaded."""
@@ -586,6 +607,7 @@ class _Journal:
         """The term has ended; what is not done for it yet ends by itself."""
         self._is_paused = self._is_cut_off = False
         self._suspended_since_ms = None
+        self._store.ended(self.number)
         self._store.changed()
 
     def let_serve(self, now_ms: int, *, may_serve: bool) -> None:

@@ -263,6 +263,7 @@ class ShardRunner(Generic[C]):
 
     Attributes:
         log: Where the partition lies.
+        unloads: How often it has stopped to serve what is in memory.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class ShardRunner(Generic[C]):
         self._want_flush = want_flush
         self._commit_timeout_ms = services.commit_timeout_ms
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
-        self._unloads = 0
+        self.unloads = 0
 
     # --- requests -----------------------------------------------------------------------
 
@@ -304,6 +305,11 @@ class ShardRunner(Generic[C]):
     def is_whole(self) -> bool:
         """Whether everything is in memory that the log says, whoever leads."""
         return self.status in _WHOLE
+
+    @property
+    def is_led(self) -> bool:
+        """Whether its groups live here, though perhaps nothing can be asked of them now."""
+        return self.status in _LED
 
     def handle(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide one request of one group; the answer reaches *token* now or later."""
@@ -348,12 +354,12 @@ class ShardRunner(Generic[C]):
 
         If the partition was unloaded meanwhile, what was seen may never have been durable: 16.
         """
-        unloads = self._unloads
+        unloads = self.unloads
         if self.status is not _ACTIVE:
             self._refuse(token)
             return
         seen = yield from looking
-        if self._unloads == unloads:
+        if self.unloads == unloads:
             self.read(group_id, token, lambda: seen, now())
         else:
             token.fail(ErrorCode.NOT_COORDINATOR, self._leader_epoch)
@@ -405,11 +411,11 @@ class ShardRunner(Generic[C]):
         """Be loaded from the log from here on, closed as it is; return the number of this load."""
         assert self.status is Status.CLOSED
         self.status = Status.LOADING
-        return self._unloads
+        return self.unloads
 
     def is_loading(self, number: int) -> bool:
         """Say whether the load *number* is still wanted."""
-        return self.status is Status.LOADING and self._unloads == number
+        return self.status is Status.LOADING and self.unloads == number
 
     @property
     def is_durable(self) -> bool:
@@ -446,7 +452,7 @@ class ShardRunner(Generic[C]):
         in the log, or come there. Everything else is answered 16.
         """
         self.status = Status.CLOSED
-        self._unloads += 1
+        self.unloads += 1
         waiting = self.gate.give_up()
         doubtful = [parked for parked in waiting if parked[0] <= doubtful_offset]
         self._fail(doubtful, ErrorCode.OUTCOME_UNKNOWN, now)
@@ -475,7 +481,7 @@ class ShardRunner(Generic[C]):
         """Have whoever asks wait for `finish_load`; return the number of this load."""
         assert self.status is Status.FOLLOWING
         self.status = Status.LOADING
-        return self._unloads
+        return self.unloads
 
     def renew(self) -> None:
         """Answer by the epoch that the log has now."""
@@ -498,7 +504,7 @@ class ShardRunner(Generic[C]):
         if self.status in {Status.FOLLOWING, Status.CLOSED}:
             return
         self.status = Status.FOLLOWING
-        self._unloads += 1
+        self.unloads += 1
         self._leave(self.core.rest(now), now)
 
     def apply(self, outcome: Outcome, now: Now) -> None:

@@ -28,7 +28,10 @@ class Timekeeper:
         expired: Callable[[], None],
         done: Callable[[], Awaitable[None]],
     ) -> None:
-        """Make it; *expired* is called after each shard that had something to do, *done* last."""
+        """Make it; *expired* is called after each shard that had something to do.
+
+        *done* is called whenever it has woken, last.
+        """
         self._runners = runners
         self._now = environment.now
         self._emit_event = environment.emit_event
@@ -45,6 +48,7 @@ class Timekeeper:
     async def run(self) -> None:
         """Expire what is due until cancelled."""
         while True:
+            await self._done()
             self._kick = trio.Event()
             deadlines = [d for r in self._runners if (d := r.next_deadline_ms()) is not None]
             if not deadlines:
@@ -76,4 +80,3 @@ class Timekeeper:
                 # Expiry comes to all shards at once: a slice of each is too much in one turn.
                 self._expired()
                 await trio.lowlevel.checkpoint()
-        await self._done()

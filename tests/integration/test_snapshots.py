@@ -10,13 +10,13 @@ from typing import Final
 import pytest
 import trio
 
+from bench.ensemble import Ensemble
 from coordinator.cluster import snapshot_child
 from coordinator.cluster.engine import ListLog, ListSnapshots, ReadSnapshot
 from coordinator.cluster.zookeeper import Access, Visit
 from protocol.group_ids import offsets_partition
 from tests.integration.cluster_support import Nodes, cluster, workers
 from tests.integration.daemon import Daemon, until
-from tests.integration.ensemble import Ensemble
 
 pytestmark = pytest.mark.integration
 

@@ -1,5 +1,7 @@
 """Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
 
+from contextlib import suppress
+from itertools import count
 from typing import Any, Final
 
 import trio
@@ -10,6 +12,7 @@ from coordinator.runtime.shard import Status
 from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    DeleteTopicsRequest,
     DescribeJournalsRequest,
     FindCoordinatorRequest,
     GroupFetch,
@@ -422,3 +425,108 @@ async def test_new_data_is_refused_before_the_ensemble_suffers(autojump_clock: M
 
         assert await error_of(client, commit(2)) == ErrorCode.STORAGE_FULL
         assert node.node.health.problems["storage"].startswith("the logs have reached")
+
+
+def holds(host: Host, topic: str) -> bool:
+    """Say whether any group of that node has offsets of *topic*, or its registry knows it."""
+    groups = [g for shard in host.node.shards for g in shard.core.hard_state().values()]
+    registry = host.node.registry.core.hard_state().topics
+    return any(topic == t for g in groups for t, *_ in g.offsets) or any(
+        topic == record.topic for record in registry.topics
+    )
+
+
+def purged(here: Cluster, journal: int) -> bytes:
+    """Return up to which version a journal has no offsets of deleted topics."""
+    znode = here.ensemble.at(f"/journals/{journal}/purged")
+    return b"" if znode is None else znode.data
+
+
+async def delete(here: Cluster, topic: str) -> None:
+    """Delete a topic, at the node that decides about them."""
+    registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+    answer: Any = await ask(registrar.connect(), DeleteTopicsRequest((topic,)))
+    assert [found.error for found in answer.topics] == [0]
+
+
+async def test_a_deleted_topic_is_forgotten_once_no_journal_has_offsets_of_it(
+    autojump_clock: MockClock,
+) -> None:
+    """Each leader says so of its own journals, and the one of the topics forgets it."""
+    async with cluster() as here:
+        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+        for topic in ("t", "u"):
+            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
+            assert await error_of(registrar.connect(), made) == 0
+        await trio.sleep(0.2)
+        for number in range(12):
+            group_id = f"g{number}"
+            client = here.leader_of(group_id).connect()
+            assert await error_of(client, commit(number, group_id=group_id)) == 0
+        await delete(here, "t")
+        await until(lambda: not any(holds(host, "t") for host in here.hosts.values()))
+
+        assert {purged(here, number) for number in range(JOURNALS)} == {b"3"}
+        await delete(here, "u")  # Nobody ever had offsets of it.
+        await until(lambda: not any(holds(host, "u") for host in here.hosts.values()))
+
+
+async def test_a_deleted_topic_waits_for_a_journal_that_nobody_leads(
+    autojump_clock: MockClock,
+) -> None:
+    """Forgotten and made anew it would inherit the offsets that are left there."""
+    async with cluster() as here:
+        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+        group_id = next(
+            name
+            for name in (f"g{number}" for number in range(100))
+            if here.leader_of(name) is not registrar
+        )
+        made = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
+        assert await error_of(registrar.connect(), made) == 0
+        await trio.sleep(0.2)
+        node = here.leader_of(group_id)
+        assert await error_of(node.connect(), commit(7, group_id=group_id)) == 0
+        here.kill(node)
+        await delete(here, "t")
+        await trio.sleep(4)
+        assert all(holds(host, "t") for host in here.hosts.values())
+        here.end_session(node)
+        await until(lambda: not any(holds(host, "t") for host in here.hosts.values()))
+
+        assert registrar.told("topics.forgotten") == [{"count": 1, "topics": ["t"]}]
+
+
+async def test_nothing_is_said_to_be_removed_before_that_is_in_the_log(
+    autojump_clock: MockClock,
+) -> None:
+    """The node may end in between: the next leader would never look for it."""
+    async with cluster(nodes=2) as here:
+        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+        for topic in ("t", "busy"):
+            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
+            assert await error_of(registrar.connect(), made) == 0
+        node = next(host for host in here.hosts.values() if host is not registrar)
+        group_id = next(n for n in map("g{}".format, range(100)) if here.leader_of(n) is node)
+        journal = node.node.shard_of(group_id).partition % JOURNALS
+        await trio.sleep(0.2)
+        assert await error_of(node.connect(), commit(7, group_id=group_id)) == 0
+
+        async def keep_busy(client: Client) -> None:
+            with suppress(trio.TooSlowError, AssertionError):
+                for offset in count():
+                    topics = (TopicCommit("busy", (PartitionCommit(0, offset, -1, "", None),)),)
+                    request = OffsetCommitRequest(group_id, -1, "", None, topics)
+                    await ask(client, request, timeout_s=1)
+
+        for _ in range(5):
+            here.nursery.start_soon(keep_busy, node.connect())
+            await trio.sleep(0.003)
+        here.nursery.start_soon(delete, here, "t")
+        await until(lambda: purged(here, journal) != b"0")
+        here.kill(node)
+        here.end_session(node)
+        await until(lambda: registrar.serves(group_id))
+        await until(lambda: bool(registrar.told("topics.forgotten")))
+
+        assert not holds(registrar, "t")

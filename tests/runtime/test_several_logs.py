@@ -42,6 +42,7 @@ class Folders:
     """A store of several folders, as if their disks were one."""
 
     def __init__(self, folders: Sequence[Folder]) -> None:
+        self._folders = folders
         self.logs: Sequence[Log] = folders
         self.replays: Sequence[ReplayLog] = folders
         self.end_round = None
@@ -55,6 +56,14 @@ class Folders:
         """Nothing is kept small."""
 
     flushed = look = tend = begin
+
+    def purged(self, log: int) -> int:
+        """Return what the folder says."""
+        return self._folders[log].purged(0)
+
+    def set_purged(self, log: int, version: int) -> None:
+        """Tell the folder."""
+        self._folders[log].set_purged(0, version)
 
     def compact(self, call: Call) -> None:
         """Nobody asks."""

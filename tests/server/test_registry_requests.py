@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from client.operators import offsets_of_page
 from coordinator.group.core import Caller
+from coordinator.group.registry import TopicChange
 from coordinator.log.format import Entry
 from coordinator.runtime import offset_changes
 from coordinator.runtime.node import TopicPurges
@@ -133,13 +134,33 @@ async def assert_purged(client: Client) -> None:
 def test_a_topic_is_not_forgotten_before_the_last_shard_is_done() -> None:
     """Registered again too early, it would inherit offsets of its former life."""
     purges = TopicPurges(shards=2)
-    purges.begin(["t", "u"])
-    assert [] == purges.done(0, ["t", "u"])
-    assert ([], ["t", "u"]) == (purges.left_for(0), purges.left_for(1))
+    assert ["t", "u"] == purges.begin([deleted("t", 3), TopicChange(4, "v", 0, 1), deleted("u", 5)])
+    purges.done(0, ["t", "u"])
+    assert ([], ["t", "u"]) == (purges.left_for(0, 0), purges.left_for(1, 0))
+    assert ["u"] == purges.left_for(1, 3)  # Its log is known to have none of t.
+    assert [] == purges.take_over(purges.reached([0, 1]), 10)
 
-    assert [] == purges.done(0, ["t"])  # Loaded anew, it has looked again.
-    assert ["t"] == purges.done(1, ["t"])
-    assert ["u"] == purges.left_for(1)
+    purges.done(0, ["t"])  # Loaded anew, it has looked again.
+    purges.done(1, ["t"])
+    assert (5, 3) == (purges.reached([0]), purges.reached([0, 1]))
+    assert ["t"] == purges.take_over(purges.reached([0, 1]), 10)
+    assert ["u"] == purges.left_for(1, 0)
+
+
+def test_a_topic_that_is_made_anew_is_not_forgotten() -> None:
+    """Its groups would lose what they have committed since."""
+    purges = TopicPurges(shards=1)
+    purges.begin([deleted("t", 3)])
+    purges.begin([TopicChange(4, "t", 0, 1)])
+
+    assert [] == purges.left_for(0, 0)
+    purges.done(0, ["t"])
+    assert [] == purges.take_over(9, 10)
+
+
+def deleted(topic: str, version: int) -> TopicChange:
+    """Return the deletion that made a version of the registry."""
+    return TopicChange(version, topic, 1, 0)
 
 
 async def test_a_full_disk_refuses_registrations(autojump_clock: MockClock) -> None:
