@@ -93,6 +93,7 @@ bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers
 	$(BIN)/python -m bench.telemetry $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.security $(if $(QUICK),--quick)
 	$(if $(QUICK),,$(BIN)/python -m bench.zookeeper)
+	$(if $(QUICK),,$(BIN)/python -m bench.cluster)
 	$(BIN)/python -m bench.spark $(if $(QUICK),--quick)
 
 # A browser for the page, and Prometheus for metrics and alerts, where the system has packages of

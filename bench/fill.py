@@ -12,8 +12,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
+from zlib import crc32
 
-from bench.dialects import COMMIT, TOPIC, Dialect, Load, first_offset
+from bench.dialects import COMMIT, TOPIC, Dialect, Exchange, Load, first_offset
 from bench.load import DIALECTS
 from bench.processes import LoadError, run_plan
 from bench.talk import Talk, connect, exchange
@@ -31,6 +32,7 @@ class FillPlan:
         passes: How many times each group commits; each time other offsets.
         per_commit: Partitions of a commit; None: all.
         window: Commits in flight on a connection, each of another group.
+        is_varied: Each group has other offsets than all others, so nothing compresses them well.
     """
 
     host: str
@@ -42,6 +44,7 @@ class FillPlan:
     per_commit: int | None = None
     connections: int = 128
     window: int = 1
+    is_varied: bool = False
 
 
 def group_name(number: int) -> str:
@@ -52,6 +55,11 @@ def group_name(number: int) -> str:
 def offsets_of(partitions: int, turn: int) -> list[int]:
     """Return the offsets that each group commits in the given turn, from 1."""
     return [first_offset(partition) + turn for partition in range(partitions)]
+
+
+def _varied(group: int, partition: int) -> int:
+    """Return what a group's offset is more than another's; below the 2^32 between partitions."""
+    return crc32(b"%d %d" % (group, partition)) >> 1
 
 
 def _dialect(plan: FillPlan) -> Dialect:
@@ -92,7 +100,7 @@ def _commit_all(plan: FillPlan, talks: Sequence[Talk], part: Sequence[tuple[int,
     expected = b""
     for first in range(0, plan.groups, step):
         numbers = range(first, min(first + step, plan.groups))
-        frames = [dialect.commit(group_name(n), [(TOPIC, part)], 0).request for n in numbers]
+        frames = [_commit_of(plan, dialect, n, part).request for n in numbers]
         for answer in exchange(talks, frames):
             body = answer[dialect.answer_from :]
             if body != expected:
@@ -100,6 +108,14 @@ def _commit_all(plan: FillPlan, talks: Sequence[Talk], part: Sequence[tuple[int,
                 if expected or any(errors):
                     raise LoadError(f"a commit was refused, or not answered as others: {errors}")
                 expected = body
+
+
+def _commit_of(
+    plan: FillPlan, dialect: Dialect, group: int, part: Sequence[tuple[int, int]]
+) -> Exchange:
+    if plan.is_varied:
+        part = [(p, offset + _varied(group, p)) for p, offset in part]
+    return dialect.commit(group_name(group), [(TOPIC, part)], 0)
 
 
 def last_groups(groups: int) -> list[int]:
@@ -115,14 +131,19 @@ def is_there(plan: FillPlan) -> bool:
         OSError: No connection.
     """
     dialect = _dialect(plan)
+    groups = last_groups(plan.groups)
+    # A slot each: several nodes, or journals, answer in any order.
     frames = [
-        dialect.fetch(group_name(number), [(TOPIC, [(0, 0)])], 0).request
-        for number in last_groups(plan.groups)
+        dialect.fetch(group_name(number), [(TOPIC, [(0, 0)])], slot).request
+        for slot, number in enumerate(groups)
     ]
     with closing(connect(plan.host, plan.port)) as talk:
         answers = talk.ask(frames)
-    wanted = offsets_of(1, plan.passes)
-    return all(dialect.offsets(answer) == wanted for answer in answers)
+    (wanted,) = offsets_of(1, plan.passes)
+    return all(
+        dialect.offsets(answer) == [wanted + plan.is_varied * _varied(number, 0)]
+        for number, answer in zip(groups, answers, strict=True)
+    )
 
 
 if __name__ == "__main__":

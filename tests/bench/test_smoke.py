@@ -107,6 +107,16 @@ def test_a_quick_run_of_imports_judges_every_aim(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.nightly
+@needs_zookeeper
+def test_a_quick_run_of_a_cluster_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None:
+    """Nodes are killed and come back, and the load finds who answers for each group."""
+    content = quick_run("bench.cluster", tmp_path)
+
+    assert all("kafka" in aim for aim in unjudged(content))
+
+
+@pytest.mark.integration
 def test_a_quick_run_of_security_judges_every_aim(tmp_path: Path) -> None:
     """The load speaks TLS, too."""
     assert unjudged(quick_run("bench.security", tmp_path)) == set()
