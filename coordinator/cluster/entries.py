@@ -20,7 +20,9 @@ from typing import Final, NamedTuple
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import Batch, RawBatch, batch_at, parts_of
 
-FORMAT: Final = 1
+# The lowest and the highest that this release reads, and writes. A leader writes one that all nodes
+# read, so a release that adds one runs beside the one before.
+FORMATS: Final = (1, 1)
 # ZooKeeper keeps its latest 500 requests in memory, three times on its leader: so none is large.
 ENTRY_BYTES_MAX: Final = 64 * 1024
 # A unit of no more than this fits into one transaction, with its paths, compressed or not.
@@ -57,8 +59,10 @@ class Part(NamedTuple):
     body: bytes
 
 
-def encode(batches: bytes, epoch: int, claim: str, index: int) -> tuple[bytes, ...]:
-    """Return the entries of one unit, the first one for *index*."""
+def encode(
+    batches: bytes, epoch: int, claim: str, index: int, number: int = FORMATS[0]
+) -> tuple[bytes, ...]:
+    """Return the entries of one unit in the format *number*, the first one for *index*."""
     codec, body = _PLAIN, batches
     if len(batches) >= _ZLIB_FROM_BYTES:
         packed = zlib.compress(batches, _ZLIB_LEVEL)
@@ -67,7 +71,7 @@ def encode(batches: bytes, epoch: int, claim: str, index: int) -> tuple[bytes, .
     starts = range(0, len(body), _BODY_BYTES_MAX)
     entries = []
     for part, start in enumerate(starts):
-        fields = (FORMAT, codec, part, len(starts), epoch, bytes.fromhex(claim), index + part)
+        fields = (number, codec, part, len(starts), epoch, bytes.fromhex(claim), index + part)
         header, piece = _HEADER.pack(*fields), body[start : start + _BODY_BYTES_MAX]
         entries.append(header + _CRC.pack(zlib.crc32(piece, zlib.crc32(header))) + piece)
     return tuple(entries)
@@ -82,8 +86,11 @@ def decode(data: bytes, index: int) -> Part:
     """
     if not data:
         raise LogCorrupt(f"entry {index} is empty")
-    if data[0] != FORMAT:
-        raise LogIncompatible(f"entry {index} has format {data[0]}; this release reads {FORMAT}")
+    lowest, highest = FORMATS
+    if not lowest <= data[0] <= highest:
+        raise LogIncompatible(
+            f"entry {index} has format {data[0]}; this release reads {lowest} to {highest}"
+        )
     if len(data) < _BODY_AT:
         raise LogCorrupt(f"entry {index} ends within its header")
     _, codec, part, parts, epoch, claim, own_index = _HEADER.unpack_from(data)

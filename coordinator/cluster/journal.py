@@ -198,6 +198,7 @@ class ReplicatedJournal:
         snapshot: The newest one, as far as this node has seen.
         partitions: The offsets partitions in it.
         in_sync: The nodes that are ready, for the states that tools look at.
+        format: In which new entries are written: one that all nodes read.
         caught_up: The highest number of `catch_up` that it is done with.
     """
 
@@ -224,6 +225,7 @@ class ReplicatedJournal:
         self.number = number
         self.partitions = partitions
         self.in_sync: tuple[int, ...] = ()
+        self.format = log_entries.FORMATS[0]
         self.leader: Leader | None = None
         self.led_since_ms = -1
         self.is_following = False
@@ -256,8 +258,7 @@ class ReplicatedJournal:
         # The control, and the fence.
         self._control: Asking | None = None
         self._look_again = False
-        self._version = -1  # Of `leader`, the highest that was seen.
-        self._fence = -1
+        self._version = self._fence = -1  # Of `leader`: the highest that was seen, and ours.
         self._term: Leader | None = None  # What stands in `leader` in this fence's version.
         self._tries: set[str] = set()  # Claim ids of our own renewals, and of a hand-over.
         self._successor: _Successor | None = None
@@ -874,7 +875,8 @@ class ReplicatedJournal:
         if not unit.entries:
             unit.index = self._tail.applied + 1
             data = b"".join([batch.data for batch in unit.batches])
-            unit.entries = log_entries.encode(data, self._term.epoch, self._term.claim, unit.index)
+            term = self._term
+            unit.entries = log_entries.encode(data, term.epoch, term.claim, unit.index, self.format)
         piece = unit.entries[unit.sent : unit.sent + log_entries.PIECE_ENTRIES]
         self._append_request = Append(self.number, self._fence, unit.index + unit.sent, piece)
         self._append_covers = self._asked

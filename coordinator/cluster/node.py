@@ -106,6 +106,7 @@ class ClusterNode:
             for number in range(journals)
         ]
         self.nodes: dict[int, Present] = {}
+        self._listed: frozenset[int] = frozenset()  # Those whose registration is known, or read.
         self._registration = registration
         self._session_timeout_ms = session_timeout_ms
         self._now_ms = 0
@@ -300,7 +301,8 @@ class ClusterNode:
             case Announce(registration) if reply.code is Code.OK:
                 self._registered = registration
             case ListNodes():
-                for node in self.nodes.keys() - set(reply.value):
+                self._listed = frozenset(reply.value)
+                for node in self.nodes.keys() - self._listed:
                     del self.nodes[node]
                 for node in reply.value:
                     self._send(ReadNode(node))
@@ -315,6 +317,8 @@ class ClusterNode:
         else:
             self.nodes.pop(node, None)
         if node != self._registration.node:
+            if reply.code is Code.OK:
+                self._check_formats(reply.value)
             return
         if self._me is None:
             self._saw_namesake(reply)
@@ -338,6 +342,28 @@ class ClusterNode:
             self._fail(f"another process with these listeners is registered as node {mine.node}")
         elif self._waits_since_ms is None:
             self._waits_since_ms = self._now_ms  # The end of its session, of which a watch tells.
+
+    def _check_formats(self, other: Registration) -> None:
+        """Refuse to run beside a node, if neither reads what the other one writes.
+
+        Whoever came first stays.
+        """
+        (lowest, highest), (their_lowest, their_highest) = self.formats, other.formats
+        is_new = self._registered is None or not self._registered.is_ready
+        if is_new and (their_highest < lowest or highest < their_lowest):
+            self._fail(
+                f"node {other.node} reads formats {their_lowest} to {their_highest} of the log, "
+                f"and this release {lowest} to {highest}: an upgrade has to go by a release that "
+                "reads both"
+            )
+
+    def _common_format(self) -> int:
+        """Return the newest format that every node reads; the oldest until all are known."""
+        lowest, highest = self.formats
+        if not self._listed or self._listed - self.nodes.keys():
+            return lowest
+        registered = [present.registration.formats for present in self.nodes.values()]
+        return max(lowest, min([highest, *(their_highest for _, their_highest in registered)]))
 
     # --- who leads what -----------------------------------------------------------------
 
@@ -365,8 +391,9 @@ class ClusterNode:
             return
         ready = self._ready()
         in_sync = tuple(sorted(ready))
+        common = self._common_format()
         for journal in self.journals:
-            journal.in_sync = in_sync
+            journal.in_sync, journal.format = in_sync, common
         self._announce()
         leaders = {
             journal.number: self._live_leader(journal.leader)

@@ -12,7 +12,7 @@ import structlog
 
 from coordinator.cluster import snapshot_child
 from coordinator.cluster.engine import Registration, Snapshot
-from coordinator.cluster.entries import FORMAT
+from coordinator.cluster.entries import FORMATS
 from coordinator.cluster.founding import Layout, find_or_found
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
@@ -77,7 +77,7 @@ class ClusterLogs:
                 tuple(f"{address.scheme}://{address}" for address in told),
                 environment.wall_clock_ms(),
                 _new_id(),
-                (FORMAT, FORMAT),
+                FORMATS,
                 is_ready=False,
             ),
             num_partitions=layout.num_partitions,

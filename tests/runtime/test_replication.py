@@ -1,13 +1,19 @@
 """Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
 
+import traceback
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
+import pytest
 import trio
 from trio.testing import MockClock
 
+from coordinator.cluster import entries
 from coordinator.cluster.journal import Role
+from coordinator.cluster.znodes import entry_path
+from coordinator.log.errors import LogRefused
 from coordinator.runtime.shard import Status
 from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
@@ -267,6 +273,61 @@ async def test_every_node_tells_of_the_cluster_what_it_sees(autojump_clock: Mock
         assert {one.journals[journal].last_entry for one in seen} == {1}
         assert {one.journals[journal].tail_entries for one in seen} == {1}
         assert 0 < seen[0].state_bytes < seen[0].state_bytes_limit
+
+
+def formats_of(here: Cluster, journal: int) -> list[int]:
+    """Return the format of each entry of a journal that an append has made."""
+    found: list[int] = []
+    while znode := here.ensemble.at(entry_path(journal, len(found) + 1)):
+        found.append(znode.data[0])
+    return found
+
+
+async def test_a_rolling_upgrade_writes_what_every_node_reads(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old node would end at the first entry that it can't read."""
+    monkeypatch.setattr(entries, "FORMATS", (1, 2))
+    async with cluster() as here:
+        journal = here.leader_of("g").node.shard_of("g").partition % JOURNALS
+        for number in sorted(here.hosts):
+            old = here.hosts[number]
+            await old.node.drain()
+            here.end_session(old)
+            here.kill(old)
+            here.formats = (1, 2)
+            new = here.start(number)
+            await until(lambda: here.is_settled)
+            await trio.sleep(1)  # All have heard that it is ready.
+            if (leader := here.leader_of("g")) is not new:
+                asked = MoveJournalRequest(journal, number)
+                assert await error_of(leader.connect(), asked) == 0
+            await until(partial(new.serves, "g"))
+            assert await error_of(new.connect(), commit(number)) == 0
+
+        assert await fetched(new.connect()) == number
+        assert formats_of(here, journal) == [1, 1, 2]
+
+
+async def test_a_release_that_reads_nothing_of_the_others_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """Those that are there go on; the newcomer says what to do."""
+
+    async def start_one() -> None:
+        async with cluster() as here:
+            here.formats = (2, 3)
+            here.start(4)
+            await trio.sleep(1)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await start_one()
+    refused, others = failed.value.split(LogRefused)
+
+    assert others is None
+    assert "this release 2 to 3: an upgrade has to go by a release that reads both" in "".join(
+        traceback.format_exception(refused)
+    )
 
 
 async def test_a_node_that_hears_nothing_never_answers_with_the_past(

@@ -9,6 +9,7 @@ import trio
 
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import Registration
+from coordinator.cluster.entries import FORMATS
 from coordinator.cluster.node import ClusterNode
 from coordinator.config import Settings, load_settings
 from coordinator.runtime.replication import Replication
@@ -55,7 +56,9 @@ class Host:
 
         endpoints = (f"plain://{self.name}:9310",)
         self.machine = ClusterNode(
-            registration=Registration(number, endpoints, WALL_MS, new_id(), (1, 1), is_ready=False),
+            registration=Registration(
+                number, endpoints, WALL_MS, new_id(), cluster.formats, is_ready=False
+            ),
             num_partitions=PARTITIONS,
             journals=JOURNALS,
             new_id=new_id,
@@ -153,6 +156,7 @@ class Cluster:
         self.nursery = nursery
         self.settings = settings
         self.state_max_bytes = 1_000_000
+        self.formats = FORMATS  # Of the release that the next node runs.
         self.tail_bytes = settings.cluster_snapshot_bytes
         self.tail_entries = settings.cluster_snapshot_entries
         self.heard: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
