@@ -27,6 +27,10 @@ A client that comes to nothing
 kazoo's thread ends at anything that it doesn't know, and at a log-in that is refused; and it
 may hang where a name is looked up. `ZooKeeper.run` sees to that: it makes another client. If the
 thread has ended, the new one goes on with its session: nothing of the old one can come any more.
+
+So it does if no server has let the client in for a while. A server refuses whoever has seen more
+than it has itself, for ever if the ensemble was set back to a backup; whoever comes with a new
+session has seen nothing, and finds out what is missing.
 """
 
 import errno
@@ -72,6 +76,8 @@ _RETRY_S: Final = 0.05
 _RETRY_MAX_S: Final = 0.5
 # A client that hasn't tried any server for so many of its session's timeouts hangs.
 _HANGS_AFTER: Final = 3
+# One that was let in by none for so many. An ensemble without a majority is back before that.
+_GIVEN_UP_AFTER: Final = 5
 _LOOK_S: Final = 0.5
 # Between a client that came to nothing and the next one.
 _RENEWAL_S: Final = 1.0
@@ -727,15 +733,23 @@ class ZooKeeper:
 
     async def _until_over(self) -> str:
         """Return why, when the client has come to nothing."""
-        hangs_s = _HANGS_AFTER * self._access.session_timeout_ms / 1000
+        session_s = self._access.session_timeout_ms / 1000
+        hangs_s, given_up_s = _HANGS_AFTER * session_s, _GIVEN_UP_AFTER * session_s
+        connected_s = self._clock_s()
         while True:
             with trio.move_on_after(_LOOK_S):
                 await self._ended.wait()
                 return self._words.text
-            if not self._is_connected and self._clock_s() - self._handler.tried_s > hangs_s:
+            now_s = self._clock_s()
+            if self._is_connected:
+                connected_s = now_s
+            elif now_s - self._handler.tried_s > hangs_s:
                 # It may wake up in the session that it had, and end it.
                 self._resumable = None
                 return f"no server was tried for {hangs_s:.0f} s"
+            elif now_s - connected_s > given_up_s:
+                self._resumable = None
+                return f"no server has let us in for {given_up_s:.0f} s: {self._words.text}"
 
 
 def _has_set_watch(operation: znodes.Operation, found: znodes.Result) -> bool:

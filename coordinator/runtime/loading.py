@@ -105,12 +105,10 @@ class Loader:
         self._flushed = trio.Event()
         self.awaits_flush = False
         self._problems: dict[int, str] = {}  # Of partitions that could not be loaded.
-        self._last_load_ms = -1  # Of all partitions, at the start.
         environment.metrics.update(
             loading_entries=lambda: getattr(self.progress, "entries", 0),
             loading_done_bytes=lambda: getattr(self.progress, "done_bytes", 0),
             loading_size_bytes=lambda: getattr(self.progress, "total_bytes", 0),
-            last_load_ms=lambda: self._last_load_ms,
         )
 
     async def load_all(self) -> Progress:
@@ -134,7 +132,7 @@ class Loader:
                     await self._activate(runner, lambda: True)
             finally:
                 self.progress = None
-        progress.load_ms = self._last_load_ms = self._now().mono_ms - progress.started_ms
+        progress.load_ms = self._now().mono_ms - progress.started_ms
         return progress
 
     async def load_one(self, runner: Runner) -> Progress:

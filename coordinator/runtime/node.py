@@ -102,6 +102,7 @@ class Node:
         self.now = environment.now
         self.started = False
         self._loaded = trio.Event()
+        self._load_ms = -1
         self.draining = False
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
@@ -171,6 +172,7 @@ class Node:
         )
         environment.telemetry.flush_began_s = self._oldest_flush_s
         environment.metrics.update(
+            last_load_ms=lambda: self._load_ms,
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
             **{name: partial(totals.used, name) for name in Totals.RESOURCES},
             **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
@@ -303,6 +305,7 @@ class Node:
     def loaded(self, entries: int, load_ms: int) -> None:
         """Take note that everything is in memory that the logs say."""
         self.started = True
+        self._load_ms = load_ms
         self._loaded.set()
         self.check_storage()
         self._store.begin()

@@ -630,7 +630,8 @@ def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:
     if log_errors is not None:
         error = _first(log_errors)
         assert isinstance(error, LogError)
-        log.critical("log.failed", reason=str(error))
+        is_refused = error.exit_status == EXIT_REFUSED
+        log.critical("refused" if is_refused else "log.failed", reason=str(error))
         return error.exit_status
     bad_records, rest = failures.split(RecordError)
     if bad_records is not None:

@@ -57,6 +57,7 @@ SESSION: Final = (7, b"password")
 NEXT: Final = (8, b"another")
 STAT: Final = ZnodeStat(*[0] * len(ZnodeStat._fields))
 HANGS_S: Final = 18.0
+GIVEN_UP_S: Final = 30.0
 
 
 class FakeClient:
@@ -318,6 +319,26 @@ async def test_a_client_that_hangs_is_replaced_in_a_session_of_its_own(
         assert world.clients[1].options["client_id"] is None
 
 
+async def test_a_client_that_nobody_lets_in_is_replaced_in_a_session_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    """Servers of an ensemble that was set back refuse whoever has seen more than they have."""
+    async with connected() as world:
+        world.clock_s = 100
+        await trio.sleep(5)
+        world.clients[0].become(KeeperState.CONNECTING)
+        await world.news()
+        for after_s in (10.0, 20.0, GIVEN_UP_S):
+            world.clock_s = world.clients[0].handler.tried_s = 100 + after_s
+            await trio.sleep(5)
+            assert len(world.clients) == 1
+
+        world.clock_s += 1
+        await trio.sleep(5)
+        assert len(world.clients) == 2
+        assert world.clients[1].options["client_id"] is None
+
+
 async def test_a_session_that_has_expired_is_not_gone_on_with(autojump_clock: MockClock) -> None:
     """It is no more, and asking for it costs a round."""
     async with connected() as world:
@@ -439,7 +460,7 @@ def read_many(body: bytes) -> znodes.Result:
 
 def test_many_znodes_are_read_at_once() -> None:
     """One by one costs followers ten times the CPU."""
-    a, c = znodes.Znode(b"one", 4, 99), znodes.Znode(b"", 4, 99)
+    a, c = znodes.Znode(b"one", 4, 99, STAT.mtime), znodes.Znode(b"", 4, 99, STAT.mtime)
 
     body = answer_of(found(b"one"), failed(zk.NoNodeError.code), found(b""))
     assert znodes.Contents((a, None, c)) == read_many(body)

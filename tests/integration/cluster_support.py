@@ -1,7 +1,7 @@
 """Nodes of a cluster over a real ensemble, each a process, and clients of all of them."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -16,17 +16,23 @@ PAUSE_S: Final = 0.02
 
 
 class Nodes:
-    """The nodes of one cluster, by number. A node that is started again has its port again."""
+    """The nodes of one cluster, by number. A node that is started again has its port again.
 
-    def __init__(self, zookeeper: str, settings: tuple[str, ...]) -> None:
+    Attributes:
+        settings: Of all of them.
+        running: Those that were not stopped or killed by this.
+    """
+
+    def __init__(self, settings: Sequence[str]) -> None:
+        """Make none yet; *settings* are those of all."""
         self.running: dict[int, Daemon] = {}
-        self._settings = (f"cluster.zookeeper={zookeeper}", *settings)
+        self.settings = settings
         self._ports: dict[int, int] = {}
 
     def start(self, *numbers: int) -> None:
         """Start nodes, and wait until they are ready."""
         for number in numbers:
-            settings = (*self._settings, f"node.id={number}")
+            settings = (*self.settings, f"node.id={number}")
             port = self._ports.get(number, 0)
             self.running[number] = Daemon(None, settings, port=port)
         for number in numbers:
@@ -76,7 +82,7 @@ def _leader(daemon: Daemon, group_id: str) -> int:
 @contextmanager
 def cluster(zookeeper: str, *settings: str, nodes: int = 3) -> Iterator[Nodes]:
     """Run a cluster whose logs are in *zookeeper*, servers and chroot."""
-    made = Nodes(zookeeper, settings)
+    made = Nodes((f"cluster.zookeeper={zookeeper}", *settings))
     try:
         made.start(*range(1, nodes + 1))
         yield made

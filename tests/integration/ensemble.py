@@ -1,7 +1,7 @@
 """The way to a real ensemble, and what may happen there.
 
 A `Wire` stands between one server and its clients, which cuts, and keeps bytes back, in each
-direction alone.
+direction alone. A `Guarded` one wants TLS and a log-in.
 """
 
 import socket
@@ -9,12 +9,21 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
-from bench.ensemble import HOST, Ensemble
+from bench.ensemble import HOST, QUICK_JVM, Ensemble, ensemble
 from bench.peers import missing
+from bench.processes import free_port
+from tests.fakes.tls import authority, certificate
 
 _READ_BYTES: Final = 65_536
 
@@ -120,3 +129,61 @@ def wires(made: Ensemble) -> Iterator[list[Wire]]:
     finally:
         for wire in drawn:
             wire.close()
+
+
+class Guarded(NamedTuple):
+    """A server on its own that wants a log-in, and speaks TLS on one of its ports.
+
+    Attributes:
+        user: Who may log in, with the password "right"; and "foe" with "foe".
+        port: That with TLS.
+        folder: Has the password, and what its certificate is trusted by.
+    """
+
+    made: Ensemble
+    user: str
+    port: int
+    folder: Path
+
+    def settings(self, chroot: str) -> list[str]:
+        """Return the settings of a node of a cluster in *chroot*."""
+        return [
+            f"cluster.zookeeper=localhost:{self.port}{chroot}",
+            "cluster.zookeeper.ssl.client.enable=true",
+            f"cluster.zookeeper.ssl.truststore.location={self.folder / 'ca.pem'}",
+            f"cluster.zookeeper.sasl.username={self.user}",
+            f"cluster.zookeeper.sasl.password.file={self.folder / 'password'}",
+            "cluster.zookeeper.set.acl=true",
+        ]
+
+
+_JAAS: Final = """Server {
+  org.apache.zookeeper.server.auth.DigestLoginModule required user_gc="right" user_foe="foe";
+};
+"""
+
+
+@contextmanager
+def guarded_server(folder: Path) -> Iterator[Guarded]:
+    """Run it."""
+    (folder / "jaas.conf").write_text(_JAAS, encoding="ascii")
+    leaf = certificate("localhost", HOST)
+    # ZooKeeper reads keys in the form of PKCS #8 alone.
+    key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.pem").write_bytes(pem + b"".join(c.bytes() for c in leaf.cert_chain_pems))
+    (folder / "password").write_text("right\n", encoding="ascii")
+    authority().cert_pem.write_to_path(str(folder / "ca.pem"))
+    port = free_port()
+    of_servers = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": str(port),
+        "secureClientPortAddress": HOST,
+        "ssl.keyStore.location": str(folder / "server.pem"),
+        "ssl.clientAuth": "none",
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "sessionRequireClientSASLAuth": "true",
+    }
+    jvm = (*QUICK_JVM, f"-Djava.security.auth.login.config={folder / 'jaas.conf'}")
+    with ensemble(folder / "servers", 1, settings=of_servers, jvm=jvm) as made:
+        yield Guarded(made, "gc", port, folder)

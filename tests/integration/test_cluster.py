@@ -1,13 +1,23 @@
 """Three nodes over a real ensemble: what clients notice when one of them goes away."""
 
+import http.client
+import json
+import re
+import shutil
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from bench.ensemble import Ensemble
+from bench.ensemble import Ensemble, ensemble
+from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
 from tests.integration.cluster_support import Nodes, cluster, workers
+from tests.integration.daemon import Daemon, until
+from tests.integration.ensemble import guarded_server
+from tests.integration.test_http import http_port
+from tests.server.world import commit
 
 pytestmark = pytest.mark.integration
 
@@ -15,6 +25,7 @@ pytestmark = pytest.mark.integration
 SESSION: Final = "cluster.session.timeout.ms=4000"
 # Of journals that are led by different nodes, some of them.
 GROUPS: Final = tuple(f"group-{number}" for number in range(4))
+JOURNALS: Final = 6
 _numbers = count()
 
 
@@ -62,3 +73,109 @@ async def test_a_node_that_comes_back_follows_and_leads_again(nodes: Nodes) -> N
             await worker.commits_on()
 
         assert [worker.generations for worker in working.values()] == [{1}] * len(GROUPS)
+
+
+async def test_a_node_over_tls_with_a_log_in_leads_too(tmp_path: Path) -> None:
+    """As in every network that is somebody's; the commits cross it encrypted."""
+    with guarded_server(tmp_path) as server:
+        nodes = Nodes(server.settings("/gc"))
+        nodes.start(1)
+        try:
+            async with workers(nodes, "g") as working:
+                await working["g"].commits_on()
+        finally:
+            nodes.kill(1)
+
+
+def test_a_second_node_of_the_same_number_is_refused(nodes: Nodes) -> None:
+    """It would lead what the first one leads; the first one goes on."""
+    second = Daemon(None, (*nodes.settings, "node.id=2"))
+
+    assert second.wait() == EXIT_REFUSED
+    (refused,) = second.events("refused")
+    assert f"node 2 is there already, at PLAINTEXT://{nodes.addresses[1]}" in refused["reason"]
+    assert nodes.running[2].process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["cluster.id=0123456789012345678901"], "not 0123456789012345678901"),
+        (["offsets.topic.num.partitions=60"], "offsets.topic.num.partitions=50, and the settings"),
+    ],
+)
+def test_a_node_of_another_cluster_is_refused(
+    nodes: Nodes, settings: list[str], words: str
+) -> None:
+    """One line says what is where, and what the settings say."""
+    stranger = Daemon(None, (*nodes.settings, "node.id=4", *settings))
+
+    assert stranger.wait() == EXIT_REFUSED
+    assert words in stranger.events("refused")[0]["reason"]
+
+
+def test_nodes_end_when_their_ensemble_was_set_back(tmp_path: Path) -> None:
+    """What they know and it doesn't may have been acknowledged: a person has to look."""
+    with (
+        ensemble(tmp_path) as made,
+        cluster(f"{made.hosts}/gc", "cluster.session.timeout.ms=2000", nodes=1) as nodes,
+    ):
+        data = [tmp_path / str(number) / "data" / "version-2" for number in (1, 2, 3)]
+        commit_to(nodes, 1)
+        for server, folder in zip(made.servers, data, strict=True):
+            server.kill()
+            shutil.copytree(folder, tmp_path / f"backup of {folder.parent.parent.name}")
+        made.start()
+        commit_to(nodes, 2)
+        for server, folder in zip(made.servers, data, strict=True):
+            server.kill()
+            shutil.rmtree(folder)
+            (tmp_path / f"backup of {folder.parent.parent.name}").rename(folder)
+        made.start()
+
+        ended = nodes.running.pop(1)
+        assert ended.wait() == EXIT_CORRUPT
+        assert "data was lost" in ended.events("log.failed")[0]["reason"]
+
+
+def commit_to(nodes: Nodes, offset: int) -> None:
+    """Commit until it is acknowledged."""
+    with nodes.running[1].connect() as connection:
+        request = commit(offset)
+        until(lambda: getattr(connection.ask(request), "error", 0) == 0, "commit", pause_s=0.2)
+
+
+def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
+    """Whoever is woken sees which part is not well, and all nodes together lead everything."""
+    where = f"{zookeeper.hosts}/cluster/{next(_numbers)}"
+    with cluster(where, SESSION, "http.listeners=127.0.0.1:0", "max.log.bytes=5", nodes=2) as nodes:
+        until(lambda: len(nodes.events("journal.led")) >= JOURNALS, "leaders")
+        texts = [get(daemon, "/metrics")[1] for daemon in nodes.running.values()]
+        led = [re.search(r"^group_coordinator_journals_led (\S+)$", t, re.MULTILINE) for t in texts]
+        assert sum(float(one[1]) for one in led if one) == JOURNALS
+        assert [get(daemon, "/readyz")[0] for daemon in nodes.running.values()] == [200, 200]
+        assert json.loads(get(nodes.running[1], "/api/v1/node")[1])["disk"] is None
+        assert [line["names"] for line in nodes.events("settings.unused")] == [
+            ["max.log.bytes"]
+        ] * 2
+        for server in zookeeper.servers:
+            server.freeze()
+        try:
+            until(lambda: get(nodes.running[1], "/readyz")[0] == 503, "news")
+            checks = json.loads(get(nodes.running[1], "/readyz")[1])["checks"]
+            assert [check["part"] for check in checks if not check["ok"]] == ["zookeeper"]
+        finally:
+            for server in zookeeper.servers:
+                server.thaw()
+        until(lambda: get(nodes.running[1], "/readyz")[0] == 200, "its end")
+
+
+def get(daemon: Daemon, path: str) -> tuple[int, str]:
+    """Return the status and the body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", http_port(daemon), timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

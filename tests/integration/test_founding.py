@@ -12,12 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
 
@@ -30,7 +24,8 @@ from coordinator.cluster.founding import SECRET_BYTES, Found, Layout, find_or_fo
 from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
-from tests.fakes.tls import authority, certificate
+from tests.fakes.tls import authority
+from tests.integration.ensemble import guarded_server
 
 pytestmark = pytest.mark.integration
 
@@ -309,53 +304,15 @@ def test_a_server_that_takes_no_large_requests_is_refused(tmp_path: Path) -> Non
 
 # --- TLS and log-ins ------------------------------------------------------------------------
 
-_JAAS: Final = """Server {
-  org.apache.zookeeper.server.auth.DigestLoginModule required user_gc="right" user_foe="foe";
-};
-"""
-
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Access, Access]]:
     """Return ways to a server that wants a log-in, with TLS and without."""
     if why := missing("zookeeper"):
         pytest.skip(why)
-    folder = tmp_path_factory.mktemp("guarded")
-    (folder / "jaas.conf").write_text(_JAAS, encoding="ascii")
-    leaf = certificate("localhost", "127.0.0.1")
-    # ZooKeeper reads keys in the form of PKCS #8 alone.
-    key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "server.pem").write_bytes(pem + b"".join(c.bytes() for c in leaf.cert_chain_pems))
-    port = free_port()
-    of_servers = {
-        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
-        "secureClientPort": str(port),
-        "secureClientPortAddress": "127.0.0.1",
-        "ssl.keyStore.location": str(folder / "server.pem"),
-        "ssl.clientAuth": "none",
-        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
-        "sessionRequireClientSASLAuth": "true",
-    }
-    jvm = (
-        *QUICK_JVM,
-        f"-Djava.security.auth.login.config={folder / 'jaas.conf'}",
-    )
-    with ensemble(folder / "servers", 1, settings=of_servers, jvm=jvm) as one:
-        plain = replace(accessed(one), user=USER, password="right", is_owned=True)
-        (folder / "password").write_text("right\n", encoding="ascii")
-        authority().cert_pem.write_to_path(str(folder / "ca.pem"))
-        settings = load_settings(
-            overrides=[
-                f"cluster.zookeeper=localhost:{port}{plain.chroot}",
-                "cluster.zookeeper.ssl.client.enable=true",
-                f"cluster.zookeeper.ssl.truststore.location={folder / 'ca.pem'}",
-                f"cluster.zookeeper.sasl.username={USER}",
-                f"cluster.zookeeper.sasl.password.file={folder / 'password'}",
-                "cluster.zookeeper.set.acl=true",
-            ]
-        )
-        yield plain, access_of(settings)
+    with guarded_server(tmp_path_factory.mktemp("guarded")) as server:
+        plain = replace(accessed(server.made), user=server.user, password="right", is_owned=True)
+        yield plain, access_of(load_settings(overrides=server.settings(plain.chroot)))
 
 
 def trusting() -> ssl.SSLContext:

@@ -1,0 +1,554 @@
+"""A real cluster, all faults at once, for as long as one likes, and a check of all that was said.
+
+``python -m tests.soak.cluster --minutes 15 --seed 1``
+
+Three nodes and three servers of ZooKeeper are processes; the clients are the real library and the
+workload of the simulation, in this process, and what passes on their connections is written down as
+the simulation writes it down. So its checker judges: no acknowledged commit is lost, no read goes
+back, generations are never told twice, nobody commits for a generation that is over. A request that
+had no answer when its node was killed may be decided as long as ZooKeeper may hold something of it,
+which is a session.
+
+Besides there are *steady* groups, of one member each that never leaves: whatever becomes of nodes
+and servers, they must be at their first generation at the end.
+
+Faults come from three decks that are shuffled by the seed, of nodes, of the ensemble, and of
+clients, which work side by side. At the end all is mended, everybody must recover, and everything
+is read; then all nodes stop and start, and it is read again.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from bench.ensemble import Ensemble, ensemble
+from client import CoordinatorUnavailable, OutcomeUnknown, RetriableError
+from protocol.messages import OffsetCommitRequest
+from tests import logged
+from tests.integration.daemon import Daemon
+from tests.integration.ensemble import Wire, wires
+from tests.sim.checker import check
+from tests.sim.history import History, Outcome, Tap
+from tests.sim.registers import Violation
+from tests.sim.simulation import converge, look_once_more
+from tests.sim.workload import Claims, Driver, Operator, connect_as, new_offsets
+from tests.soak.faults import Deck, Fault
+from tests.soak.one_client import Committer
+
+NODES: Final = 3
+GROUPS: Final = ("alpha", "beta")
+DRIVERS: Final = 3  # A group.
+COMMITTERS: Final = 2
+STEADY: Final = 6
+SESSION_S: Final = 6.0
+STEADY_SESSION_MS: Final = 15_000
+# Long enough for the session to end, or too short for it.
+_SPANS_S: Final = (0.3, 1.5, 4.0, 9.0)
+_AWAY_S: Final = (0.1, 1.0, 8.0)
+_LOOK_S: Final = 0.02
+_USUAL_PACE_S: Final = 300
+_KILLED: Final = -signal.SIGKILL
+_SETTINGS: Final = (
+    f"cluster.session.timeout.ms={SESSION_S * 1000:.0f}",
+    "group.initial.rebalance.delay.ms=300",
+    "group.min.session.timeout.ms=1000",
+    # Snapshots and trimming come often.
+    "cluster.snapshot.entries=400",
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run.
+
+    Attributes:
+        pause_s: The longest time in which a steady group got no commit acknowledged.
+    """
+
+    seed: int
+    seconds: float
+    faults: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    lives: int = 0
+    requests: int = 0
+    answered: int = 0
+    commits: int = 0
+    acknowledged: int = 0
+    claims: int = 0
+    pause_s: float = 0.0
+    violations: list[Violation] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """Say it in words."""
+        yield f"seed {self.seed}, {self.seconds:.0f} s, {self.lives} lives of {NODES} nodes"
+        yield f"{sum(self.faults.values())} faults: " + _listed(self.faults)
+        yield "logged: " + _listed(self.events)
+        yield (
+            f"{self.requests} requests, {self.answered} answered; {self.commits} commits, "
+            f"{self.acknowledged} acknowledged; {self.claims} statements of the client library "
+            "held to the wire"
+        )
+        yield f"longest without a commit of a steady group: {self.pause_s:.1f} s"
+        yield f"{len(self.violations)} violations"
+        yield from (f"violation: {one.invariant}: {one.text}" for one in self.violations)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+# --- the clients' connections --------------------------------------------------------------
+
+
+class _Tapped(trio.abc.Stream):
+    """A connection of which is written down what passes."""
+
+    def __init__(self, stream: trio.SocketStream, tap: Tap) -> None:
+        self._stream = stream
+        self._tap = tap
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send it, noted first: so a request begins early."""
+        self._tap.sent(bytes(data))
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See trio."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Return what came, noted first."""
+        data = await self._stream.receive_some(max_bytes)
+        self._tap.received(bytes(data))
+        return data
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._stream.aclose()
+
+
+class Roads:
+    """The way from clients to nodes: see `tests.sim.workload.Wires`."""
+
+    def __init__(self, history: History) -> None:
+        self.taps: dict[int, list[Tap]] = {}  # By the port of the node that lives.
+        self._history = history
+        self._numbers = count(1)
+        self._streams: dict[str, set[trio.SocketStream]] = {}
+        self._away: set[str] = set()
+
+    def opener(self, client: str) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
+        """Return what connects a client."""
+
+        async def open_stream(host: str, port: int) -> trio.abc.Stream:
+            if client in self._away or port not in self.taps:
+                raise OSError("nobody is there")
+            taps = self.taps[port]
+            stream = await trio.open_tcp_stream(host, port)
+            tap = Tap(self._history, next(self._numbers), client)
+            taps.append(tap)
+            self._streams.setdefault(client, set()).add(stream)
+            return _Tapped(stream, tap)
+
+        return open_stream
+
+    def cut_off(self, client: str) -> None:
+        """Let it connect no more."""
+        self._away.add(client)
+
+    def reconnect(self, client: str) -> None:
+        """Let it connect."""
+        self._away.discard(client)
+
+    def reset_some(self, client: str | None) -> None:
+        """Reset the connections of one client, or all."""
+        for name in list(self._streams) if client is None else [client]:
+            for stream in self._streams.pop(name, ()):
+                stream.socket.close()
+
+
+# --- nodes ---------------------------------------------------------------------------------
+
+
+class NodeProcess:
+    """One node: a process that is started again whenever it has ended.
+
+    Attributes:
+        daemon: The life of the moment.
+        wires: Its ways to the servers of ZooKeeper.
+        down_s: How long it stays away when it ends next.
+    """
+
+    def __init__(self, number: int, drawn: list[Wire], world: "ClusterWorld") -> None:
+        self.number = number
+        self.wires = drawn
+        self.down_s = 0.0
+        self.port = 0
+        self.daemon: Daemon | None = None
+        self._may_end: set[int] = set()
+        self._world = world
+        self._is_ready = trio.Event()
+
+    async def run(self) -> None:
+        """Keep it running, until the nursery ends."""
+        world, roads = self._world, self._world.network
+        hosts = ",".join(f"127.0.0.1:{wire.port}" for wire in self.wires)
+        settings = (*_SETTINGS, f"node.id={self.number}", f"cluster.zookeeper={hosts}/soak")
+        while True:
+            self._may_end.clear()
+            world.report.lives += 1
+            daemon = self.daemon = Daemon(None, settings, port=self.port)
+            try:
+                if await self._told("listening"):
+                    self.port = daemon.port
+                    roads.taps[self.port] = []
+                if await self._told("ready"):
+                    self._is_ready.set()
+                await self._told("the end of its process")
+            finally:
+                self._is_ready = trio.Event()
+                self._end(daemon)
+            await trio.sleep(self.down_s)
+
+    async def _told(self, event: str) -> bool:
+        """Return whether it tells of an event before its process ends."""
+        assert self.daemon is not None
+        while not self.daemon.events(event):
+            if self._status is not None:
+                return False
+            await trio.sleep(_LOOK_S)
+        return True
+
+    @property
+    def _status(self) -> int | None:
+        assert self.daemon is not None
+        return self.daemon.process.poll()
+
+    def _end(self, daemon: Daemon) -> None:
+        if daemon.process.poll() is None:
+            self._may_end.add(_KILLED)
+            daemon.kill()
+        status = daemon.wait()
+        world = self._world
+        taps = world.network.taps.pop(self.port, [])
+        world.nursery.start_soon(_lose, taps)
+        world.report.events.update(line["event"] for line in daemon.lines)
+        world.evictions += [
+            line
+            for line in daemon.events("group.member_removed")
+            if line["client_id"].startswith("steady") and line["reason"] != "left"
+        ]
+        if status not in self._may_end:
+            told = "".join(daemon.stray)[-3_000:] or str(daemon.lines[-3:])
+            world.violate("end", f"node {self.number} ended with {status}: {told}")
+
+    async def ready(self) -> None:
+        """Return when it is ready."""
+        while not self._is_ready.is_set():
+            await self._is_ready.wait()
+
+    def signal(self, number: int, status: int | None = None) -> None:
+        """Send a signal, which may end it with *status*."""
+        if status is not None:
+            self._may_end.add(status)
+        if self.daemon is not None and self._status is None:
+            self.daemon.process.send_signal(number)
+
+
+async def _lose(taps: list[Tap]) -> None:
+    """What had no answer may be decided as long as ZooKeeper may hold something of it."""
+    await trio.sleep(2 * SESSION_S)
+    for tap in taps:
+        tap.server_closed()
+
+
+# --- the world -----------------------------------------------------------------------------
+
+
+class ClusterWorld:
+    """What clients live in: see `tests.sim.workload.Surroundings`.
+
+    Attributes:
+        evictions: Of steady members.
+    """
+
+    def __init__(self, report: Report, made: Ensemble, nursery: trio.Nursery) -> None:
+        self.report = report
+        self.made = made
+        self.nursery = nursery
+        self.history = History(trio.current_time)
+        self.network = Roads(self.history)
+        self.security = None
+        self.away: set[str] = set()
+        self.healed = False
+        self.stopping = False
+        self.nodes: list[NodeProcess] = []
+        self.evictions: list[dict[str, object]] = []
+        self._last_id = 0
+
+    @property
+    def address(self) -> list[str]:
+        """Where the nodes are."""
+        return [f"127.0.0.1:{node.port}" for node in self.nodes]
+
+    def rng(self, purpose: str) -> random.Random:
+        """Return randomness of its own for each purpose."""
+        return random.Random(f"{self.report.seed} {purpose}")
+
+    def is_cooperative(self, group: str) -> bool:
+        """Say how the members of *group* hand partitions over."""
+        return group == GROUPS[0]
+
+    def next_id(self) -> int:
+        """Return a number that no commit has had."""
+        self._last_id += 1
+        return self._last_id
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Note a promise that was broken."""
+        self.report.violations.append(Violation(invariant, text))
+
+
+class Steady:
+    """A member that never leaves, alone in its group."""
+
+    def __init__(self, world: ClusterWorld, name: str) -> None:
+        self._world = world
+        self._name = name
+
+    async def run(self) -> None:
+        """Commit and read back, until the world stops."""
+        world, since_s = self._world, time.monotonic()
+        async with (
+            connect_as(world, self._name, world.rng(self._name)) as client,
+            client.join(
+                self._name, ["t"], {"t": 2}, session_timeout_ms=STEADY_SESSION_MS
+            ) as member,
+        ):
+            while not world.stopping:
+                await trio.sleep(0.1)
+                with suppress(RetriableError, OutcomeUnknown, CoordinatorUnavailable):
+                    assignment = await member.assignment()
+                    if assignment.generation != 1:
+                        world.violate("rebalance", f"{self._name}: {assignment}")
+                        return
+                    offsets = new_offsets(world, list(assignment.partitions))
+                    claims = Claims(world, self._name, offsets)
+                    try:
+                        await member.commit(offsets)
+                    except (OutcomeUnknown, CoordinatorUnavailable):
+                        claims.all(Outcome.INFO)
+                        continue
+                    claims.all(Outcome.OK)
+                    now_s = time.monotonic()
+                    world.report.pause_s = max(world.report.pause_s, now_s - since_s)
+                    since_s = now_s
+                    found = await member.fetch(assignment.partitions)
+                    if found != offsets:
+                        world.violate("read", f"{self._name}: {found} after {offsets}")
+
+
+# --- faults --------------------------------------------------------------------------------
+
+
+class Faults:
+    """What is done, and mended again."""
+
+    def __init__(self, world: ClusterWorld, drivers: list[Driver], pace: float) -> None:
+        self._world = world
+        self._drivers = drivers
+        self._pace = pace
+        self._rng = world.rng("faults")
+
+    def of_nodes(self) -> Mapping[str, Fault]:
+        """Return those of nodes, and of their way to ZooKeeper."""
+        return {
+            "kill -9 of a node": Fault(partial(self._end, signal.SIGKILL, _KILLED)),
+            "SIGTERM of a node": Fault(partial(self._end, signal.SIGTERM, 0)),
+            "freeze of a node": Fault(self._freeze),
+            "cut to ZooKeeper": Fault(partial(self._wires, Wire.cut)),
+            "late requests": Fault(partial(self._wires, Wire.keep_requests)),
+            "late replies": Fault(partial(self._wires, Wire.keep_replies)),
+        }
+
+    def of_ensemble(self) -> Mapping[str, Fault]:
+        """Return those of ZooKeeper's servers."""
+        return {
+            "kill -9 of ZooKeeper's leader": Fault(partial(self._kill_servers, 1, leads=True)),
+            "kill -9 of a follower": Fault(partial(self._kill_servers, 1, leads=False)),
+            "kill -9 of a majority": Fault(partial(self._kill_servers, 2, leads=True)),
+            "freeze of ZooKeeper's leader": Fault(partial(self._freeze_server, leads=True)),
+            "freeze of a follower": Fault(partial(self._freeze_server, leads=False)),
+        }
+
+    def of_clients(self) -> Mapping[str, Fault]:
+        """Return those of clients."""
+        return {
+            "crash of a client": Fault(self._crash),
+            "cut of clients": Fault(self._cut_clients),
+        }
+
+    def _span_s(self) -> float:
+        return self._rng.choice(_SPANS_S) * self._pace
+
+    async def _some_node(self) -> NodeProcess:
+        node = self._rng.choice(self._world.nodes)
+        with trio.move_on_after(60):
+            await node.ready()
+        return node
+
+    async def _end(self, number: int, status: int) -> None:
+        node = await self._some_node()
+        node.down_s = self._rng.choice(_AWAY_S) * self._pace
+        node.signal(number, status)
+        await trio.sleep(node.down_s)
+
+    async def _freeze(self) -> None:
+        node = await self._some_node()
+        node.signal(signal.SIGSTOP)
+        await trio.sleep(self._span_s())
+        node.signal(signal.SIGCONT)
+
+    async def _wires(self, do: Callable[[Wire], None]) -> None:
+        node = await self._some_node()
+        for wire in node.wires:
+            do(wire)
+        await trio.sleep(self._span_s())
+        for wire in node.wires:
+            wire.mend()
+
+    async def _kill_servers(self, number: int, *, leads: bool) -> None:
+        made = self._world.made
+        leader = await trio.to_thread.run_sync(made.leader)
+        others = [server for server in made.servers if server is not leader]
+        for server in ([leader, *others] if leads else others)[:number]:
+            server.kill()
+        await trio.sleep(self._span_s())
+        await trio.to_thread.run_sync(made.start)
+
+    async def _freeze_server(self, *, leads: bool) -> None:
+        made = self._world.made
+        leader = await trio.to_thread.run_sync(made.leader)
+        others = [server for server in made.servers if server is not leader]
+        server = leader if leads else self._rng.choice(others)
+        server.freeze()
+        await trio.sleep(self._span_s())
+        server.thaw()
+        await trio.to_thread.run_sync(made.start)
+
+    async def _crash(self) -> None:
+        self._rng.choice(self._drivers).crash()
+        await trio.sleep(1)
+
+    async def _cut_clients(self) -> None:
+        self._world.network.reset_some(None)
+        await trio.sleep(3)
+
+
+# --- a run ---------------------------------------------------------------------------------
+
+
+async def soak(folder: Path, *, seconds: float, seed: int) -> Report:
+    """Run that long, and at least until each fault has come; then let all recover, and judge."""
+    report = Report(seed, seconds)
+    with ensemble(folder) as made, ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            world = ClusterWorld(report, made, nursery)
+            for number in range(1, NODES + 1):
+                drawn = stack.enter_context(wires(made))
+                world.nodes.append(NodeProcess(number, drawn, world))
+                nursery.start_soon(world.nodes[-1].run)
+            for node in world.nodes:
+                await node.ready()
+            await _suffer(world)
+            nursery.cancel_scope.cancel()
+    for tap in [tap for taps in world.network.taps.values() for tap in taps]:
+        tap.server_closed()
+    report.violations += await trio.to_thread.run_sync(check, world.history)
+    report.violations += [Violation("evicted", str(line)) for line in world.evictions]
+    report.violations += [Violation("events", text) for text in logged.PROBLEMS]
+    _count(report, world.history)
+    return report
+
+
+async def _suffer(world: ClusterWorld) -> None:
+    report = world.report
+    pace = min(1.0, report.seconds / _USUAL_PACE_S)
+    drivers = [Driver(world, f"{group}-{n}", group) for group in GROUPS for n in range(DRIVERS)]
+    clients: list[Driver | Operator | Committer | Steady] = [
+        *drivers,
+        Operator(world, "operator", list(GROUPS)),
+        *(Committer(world, f"committer-{n}", f"fast-{n}") for n in range(COMMITTERS)),
+        *(Steady(world, f"steady-{n}") for n in range(STEADY)),
+    ]
+    faults = Faults(world, drivers, pace)
+    begun_s = trio.current_time()
+    async with trio.open_nursery() as working:
+        for client in clients:
+            working.start_soon(client.run)
+        await trio.sleep(5)
+        async with trio.open_nursery() as players:
+            for name, chosen in (
+                ("nodes", faults.of_nodes()),
+                ("ensemble", faults.of_ensemble()),
+                ("clients", faults.of_clients()),
+            ):
+                deck = Deck(chosen, world.rng(f"deck of {name}"), report.faults)
+                over = lambda: trio.current_time() >= begun_s + report.seconds  # noqa: E731 - short
+                players.start_soon(partial(deck.play, pace, over, lethal=True))
+        report.seconds = trio.current_time() - begun_s
+        world.healed = True
+        for node in world.nodes:
+            await node.ready()
+        await converge(world, list(GROUPS), drivers)
+        world.stopping = True
+    everybody = [*GROUPS, *(f"fast-{n}" for n in range(COMMITTERS))]
+    everybody += [f"steady-{n}" for n in range(STEADY)]
+    await look_once_more(world, everybody)
+    for node in world.nodes:
+        node.down_s = 5
+        node.signal(signal.SIGTERM, 0)
+    await trio.sleep(3)
+    for node in world.nodes:
+        await node.ready()
+    await look_once_more(world, everybody)
+
+
+def _count(report: Report, history: History) -> None:
+    attempts, claims = history.attempts, history.claims
+    report.requests, report.claims = len(attempts), len(claims)
+    report.answered = sum(attempt.response is not None for attempt in attempts)
+    commits = [one for one in attempts if isinstance(one.request, OffsetCommitRequest)]
+    report.commits = len(commits)
+    report.acknowledged = sum(getattr(one.response, "error", 1) == 0 for one in commits)
+
+
+def main() -> None:
+    """Run it as a command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.cluster")
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = partial(soak, Path(folder), seconds=arguments.minutes * 60, seed=arguments.seed)
+        report = trio.run(run)
+    for line in report.lines():
+        sys.stdout.write(line + "\n")
+    sys.exit(1 if report.violations else 0)
+
+
+if __name__ == "__main__":
+    main()
