@@ -352,6 +352,8 @@ def _is_cooperative(assignor: Assignor) -> bool:
 def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
     """Return host and port of "host:port", "[v6]:port", or of each of several.
 
+    Commas part several in one text.
+
     Raises:
         ValueError: One of them is neither, or there is none.
     """
@@ -362,7 +364,9 @@ def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _texts(address: object) -> list[object]:
-    if isinstance(address, str | bytes) or not isinstance(address, Iterable):
+    if isinstance(address, str):
+        return [*address.split(",")]
+    if isinstance(address, bytes) or not isinstance(address, Iterable):
         return [address]
     return list(address)
 

@@ -48,7 +48,7 @@ from client.offsets import (
 )
 from client.operators import Lag, TopicCalls, group_lag, names_of
 from client.outages import one_line
-from client.router import ATTEMPT_MS_MAX, Router
+from client.router import Router
 from protocol.errors import ErrorCode, Remedy
 from protocol.messages import (
     HeartbeatRequest,
@@ -409,11 +409,7 @@ class Member:
                         continue
                     # Without an answer the session ends by itself.
                     with suppress(CoordinatorError):
-                        await self._router.call(
-                            action.request,
-                            group_id=self.group_id,
-                            timeout_ms=self._leave_timeout_ms,
-                        )
+                        await self._router.call(action.request, timeout_ms=self._leave_timeout_ms)
                         goodbye.confirmed = True
         finally:
             self._driver.notify()
@@ -772,14 +768,13 @@ class Driver:
     async def _send(self, action: Send) -> None:
         await self._pause(action.rejoins)
         request = action.request
-        timeout_ms, attempt_ms = None, ATTEMPT_MS_MAX
+        timeout_ms = attempt_ms = None
         if isinstance(request, HeartbeatRequest):
             timeout_ms = self._machine.config.session_timeout_ms
-            attempt_ms = min(attempt_ms, max(HEARTBEAT_ATTEMPT_MS_MIN, timeout_ms // 3))
+            attempt_ms = max(HEARTBEAT_ATTEMPT_MS_MIN, timeout_ms // 3)
         try:
             reply = await self._router.call(
                 request,
-                group_id=self._machine.config.group_id,
                 timeout_ms=timeout_ms,
                 parked_ms=action.parked_ms or 0,
                 attempt_ms=attempt_ms,

@@ -95,17 +95,21 @@ class OffsetWatch(Paged):
         yield from self._feed.connect(cluster_id)
         yield from self._feed.events()
 
-    async def _ask(self, request: m.Request) -> m.Response:
-        group_id = request.group_ids[0] if isinstance(request, m.FindCoordinatorRequest) else None
-        response = (await self._router.call(request, group_id=group_id)).response
+    async def _ask(self, request: m.Request) -> object:
+        answers: list[m.Response]
+        if isinstance(request, m.DescribeNodeRequest):
+            answers = [*await self._router.ask_leaders(request, m.DescribeNodeResponse)]
+        else:
+            answers = [(await self._router.call(request)).response]
         if self._router.cluster_id != self._cluster_id:
             raise RetriableError("another cluster's coordinator answers")
-        code = error_of(response, group_id)
-        if code is not None and code not in _FINE:
-            raise refusal(f"offsets can't be watched: {code_text(code)}", code)
-        return response
+        for answer in answers:
+            code = error_of(request, answer)
+            if code is not None and code not in _FINE:
+                raise refusal(f"offsets can't be watched: {code_text(code)}", code)
+        return answers if isinstance(request, m.DescribeNodeRequest) else answers[0]
 
-    def _go_on(self, answer: m.Response | None) -> list[OffsetEvent]:
+    def _go_on(self, answer: object) -> list[OffsetEvent]:
         """Return the events that come before the next request, which is kept."""
         self._request = None
         found: list[OffsetEvent] = []

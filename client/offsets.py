@@ -135,7 +135,6 @@ class OffsetCalls:
         """Send *request*, whose turn it is, until its outcome is known."""
         reply = await self._router.call(
             request,
-            group_id=request.group_id,
             timeout_ms=left_ms(deadline_s),
             changes_state=True,
         )
@@ -178,7 +177,7 @@ class OffsetCalls:
         del owner  # There is nothing that it could put in order.
         request = fetch_request(group_id, partitions)
         response = await self._router.ask(
-            request, OffsetFetchResponse, group_id, timeout_ms=left_ms(deadline_s)
+            request, OffsetFetchResponse, timeout_ms=left_ms(deadline_s)
         )
         code = response.groups[0].error
         if code != ErrorCode.NONE:

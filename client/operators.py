@@ -88,7 +88,7 @@ async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
         CoordinatorUnavailable: Nobody could be reached in time.
         FatalError: Code 69: no such group.
     """
-    response = await router.ask(m.DescribeLagRequest(group_id), m.DescribeLagResponse, group_id)
+    response = await router.ask(m.DescribeLagRequest(group_id), m.DescribeLagResponse)
     _check(response.error, f"no lag of group {group_id!r}", response.message)
     return {
         TopicPartition(topic.topic, one.partition): Lag(
@@ -555,7 +555,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         described: list[m.DescribedGroup] = []
         for group in names_of(groups, "groups"):
             response = await self._router.ask(
-                m.DescribeGroupsRequest((group,)), m.DescribeGroupsResponse, group
+                m.DescribeGroupsRequest((group,)), m.DescribeGroupsResponse
             )
             described.extend(response.groups)
         return described
@@ -563,11 +563,13 @@ class OperatorCalls(TopicCalls, SecurityCalls):
     async def list_groups(
         self, states: Iterable[str] = (), types: Iterable[str] = ()
     ) -> list[m.ListedGroup]:
-        """Return all groups of the node, or those in the given states and of the given types."""
+        """Return all groups, or those in the given states and of the given types."""
         request = m.ListGroupsRequest(names_of(states, "states"), names_of(types, "types"))
-        response = await self._router.ask(request, m.ListGroupsResponse)
-        _check(response.error, "no list of groups")
-        return list(response.groups)
+        found: list[m.ListedGroup] = []
+        for response in await self._router.ask_leaders(request, m.ListGroupsResponse):
+            _check(response.error, "no list of groups")
+            found += response.groups
+        return found
 
     async def summarize_groups(
         self, pattern: str | None = None, *, states: Iterable[str] = (), samples: int = 0
@@ -584,16 +586,12 @@ class OperatorCalls(TopicCalls, SecurityCalls):
             FatalError: Code 128: *pattern* is no regular expression; 35: the coordinator is too
                 old for this.
         """
-        found: list[GroupSummary] = []
         wanted = names_of(states, "states")
-        cursor, has_more = b"", True
-        while has_more:
-            request = m.SummarizeGroupsRequest(pattern, wanted, cursor, GROUPS_PER_PAGE, samples)
-            response = await self._router.ask(request, m.SummarizeGroupsResponse)
+        request = m.SummarizeGroupsRequest(pattern, wanted, b"", GROUPS_PER_PAGE, samples)
+        found: list[GroupSummary] = []
+        for response in await self._router.ask_leaders(request, m.SummarizeGroupsResponse):
             _check(response.error, "no summary of groups", response.message)
             found += map(_summary, response.groups)
-            cursor = response.cursor
-            has_more = bool(cursor)
         return found
 
     async def delete_groups(self, groups: Iterable[str]) -> dict[str, int]:
@@ -607,9 +605,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         codes: dict[str, int] = {}
         for group in dict.fromkeys(names_of(groups, "groups")):
             request = m.DeleteGroupsRequest((group,))
-            response = await self._router.ask(
-                request, m.DeleteGroupsResponse, group, changes_state=True
-            )
+            response = await self._router.ask(request, m.DeleteGroupsResponse, changes_state=True)
             codes[group] = known_code(response.groups[0].error)
         return codes
 
@@ -626,7 +622,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         """
         request = m.DrainMemberRequest(group, client_id)
         response = await self._router.ask(
-            request, m.DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
+            request, m.DrainMemberResponse, changes_state=True, timeout_ms=timeout_ms
         )
         _check(response.error, f"{client_id!r} in group {group!r} can't be drained")
         return list(response.members)
@@ -657,7 +653,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         if not leaving:
             return {}
         request = m.LeaveGroupRequest(group, tuple(leaving.values()))
-        response = await self._router.ask(request, m.LeaveGroupResponse, group, changes_state=True)
+        response = await self._router.ask(request, m.LeaveGroupResponse, changes_state=True)
         _check(response.error, f"members of group {group!r} can't be removed")
         codes = (known_code(left.error) for left in response.members)
         return dict(zip(leaving, codes, strict=False))
@@ -671,7 +667,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
             FatalError: Code 69: no such group.
         """
         request = m.DescribeRebalancesRequest(group, limit)
-        response = await self._router.ask(request, m.DescribeRebalancesResponse, group)
+        response = await self._router.ask(request, m.DescribeRebalancesResponse)
         _check(response.error, f"no rebalances of group {group!r}", response.message)
         return list(response.rebalances)
 
@@ -701,9 +697,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         for start in range(0, len(wanted), PARTITIONS_PER_REQUEST):
             part = by_topic(wanted[start : start + PARTITIONS_PER_REQUEST])
             request = m.OffsetDeleteRequest(group, part)
-            response = await self._router.ask(
-                request, m.OffsetDeleteResponse, group, changes_state=True
-            )
+            response = await self._router.ask(request, m.OffsetDeleteResponse, changes_state=True)
             _check(response.error, f"offsets of group {group!r} can't be deleted")
             codes |= _codes_of(response.topics)
         return codes
@@ -744,7 +738,7 @@ class OperatorCalls(TopicCalls, SecurityCalls):
             for one in asked
         )
         request = m.AlterOffsetsRequest(group, topics, remove_owners, reason)
-        reply = await self._router.call(request, group_id=group, changes_state=True)
+        reply = await self._router.call(request, changes_state=True)
         response = reply.response
         assert isinstance(response, m.AlterOffsetsResponse)
         codes = _codes_of(response.topics)
@@ -767,14 +761,14 @@ class OperatorCalls(TopicCalls, SecurityCalls):
             raise ValueError(f"{retention_ms} ms is no time to keep offsets; -1 is for ever")
         request = m.AlterGroupRetentionRequest(group, retention_ms)
         response = await self._router.ask(
-            request, m.AlterGroupRetentionResponse, group, changes_state=True
+            request, m.AlterGroupRetentionResponse, changes_state=True
         )
         _check(response.error, f"the retention of group {group!r} can't be changed")
 
     async def offsets_partition(self, group: str) -> int:
         """Return the offsets partition that keeps *group*, for `scan_offset_columns`."""
         request = m.FindCoordinatorRequest(m.KEY_TYPE_GROUP, (group,))
-        response = await self._router.ask(request, m.FindCoordinatorResponse, group)
+        response = await self._router.ask(request, m.FindCoordinatorResponse)
         found = response.coordinators[0]
         _check(found.error, f"no coordinator for {group!r}", found.message)
         return found.offsets_partition
@@ -785,9 +779,10 @@ class OperatorCalls(TopicCalls, SecurityCalls):
 
     async def offsets_log_ends(self) -> dict[int, int]:
         """Return where the log of each offsets partition ends, what isn't on disk yet included."""
-        response = await self._router.ask(m.DescribeNodeRequest(), m.DescribeNodeResponse)
-        _check(response.error, "the node can't be described")
-        return log_ends(response)
+        nodes = await self._router.ask_leaders(m.DescribeNodeRequest(), m.DescribeNodeResponse)
+        for node in nodes:
+            _check(node.error, "a node can't be described")
+        return log_ends(nodes)
 
     def scan_offset_columns(
         self,

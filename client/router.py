@@ -1,4 +1,8 @@
-"""Finds the coordinator of a group, keeps connections, and retries inside a deadline."""
+"""Finds the coordinator of what is asked about, keeps connections, and retries inside a deadline.
+
+Any node that is known is asked where a coordinator is. One that fails, or can't know at the moment,
+is the last to be asked again: so a node that is cut off from its cluster holds nobody up for long.
+"""
 
 import math
 import random
@@ -8,6 +12,7 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
 import trio
+from msgspec import structs
 
 from client.backoff import RetrySettings
 from client.connection import Connection, ConnectionLost
@@ -25,16 +30,22 @@ from client.exceptions import (
 from client.outages import Outages, in_words, one_line, refusals_of
 from client.security import Security
 from protocol.connection import ResponseEvent
+from protocol.coordinators import Key, key_of, of_partition
 from protocol.errors import ErrorCode, Remedy, error_name
 from protocol.messages import (
     APIS,
+    KEY_TYPE_CLUSTER,
     KEY_TYPE_GROUP,
+    KEY_TYPE_PARTITION,
     BareError,
+    DeleteGroupsRequest,
     DeleteGroupsResponse,
     DeleteTopicsResponse,
+    DescribeGroupsRequest,
     DescribeGroupsResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    OffsetFetchRequest,
     OffsetFetchResponse,
     RegisterTopicsResponse,
     Request,
@@ -49,7 +60,19 @@ Address = tuple[str, int]
 
 # One attempt never takes longer than this, so that there is time to try another address.
 ATTEMPT_MS_MAX: Final = 10_000
+# With what has a coordinator of its own: less than a session with ZooKeeper lives
+# (cluster.session.timeout.ms), after which another node leads; and more than a coordinator takes
+# to say that it doesn't know (offsets.commit.timeout.ms, and half a second).
+COORDINATOR_ATTEMPT_MS_MAX: Final = 5_750
+# The first try takes less: whoever has stopped in a cluster is soon not the one to ask any more.
+CONNECT_MS: Final = 1_250
 CONNECT_MS_MAX: Final = 5_000
+
+_KEY_NAMES: Final = {
+    KEY_TYPE_GROUP: "group",
+    KEY_TYPE_CLUSTER: "the cluster's own",
+    KEY_TYPE_PARTITION: "offsets partition",
+}
 
 
 class Verdict(Enum):
@@ -74,14 +97,20 @@ _VERDICTS: Final = {
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One request on its way through attempts."""
+    """One request on its way through attempts.
+
+    Attributes:
+        key: Whose coordinator it goes to, None for any node.
+        address: The one node that it goes to.
+    """
 
     request: Request
-    group_id: str | None
+    key: Key | None
     changes_state: bool
     parked_ms: int
     attempt_ms: int
     deadline_s: float
+    address: Address | None = None
     failures: int = 0
     in_doubt: bool = False
     last_trouble: str = "no attempt was made"
@@ -134,10 +163,12 @@ class Router:
         self._retry = retry
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, trio.Lock] = {}
-        self._coordinators: dict[str, Address] = {}
-        self._epochs: dict[str, int] = {}
-        self._loading_since_s: dict[str, float] = {}
-        self._first_address = 0
+        self._coordinators: dict[Key, Address] = {}
+        # Each key has one of its own: what other nodes lead has epochs that don't compare.
+        self._epochs: dict[Key, int] = {}
+        self._loading_since_s: dict[Key, float] = {}
+        # How often a node has failed, or not known, since it was last of use; the latest one last.
+        self._failures: dict[str, int] = {}
         self._is_closed = False
         self._outages = Outages()
         self._clock = trio.lowlevel.current_clock()
@@ -174,11 +205,10 @@ class Router:
         self,
         request: Request,
         *,
-        group_id: str | None,
         timeout_ms: float | None = None,
         changes_state: bool = False,
         parked_ms: int = 0,
-        attempt_ms: int = ATTEMPT_MS_MAX,
+        attempt_ms: int | None = None,
     ) -> Reply:
         """Send *request* until it has a final answer.
 
@@ -186,12 +216,11 @@ class Router:
         loading or moving, and while nobody knows whether it was applied.
 
         Args:
-            request: About one group, or about none.
-            group_id: The group whose coordinator to ask; None asks any node.
+            request: About one group, or about none; it goes to the coordinator of that.
             timeout_ms: How long to go on trying; None: as long as the client was told.
             changes_state: Whether it matters if a lost request was applied.
             parked_ms: How long the coordinator may park the request; it doesn't count.
-            attempt_ms: How long to wait for one answer, unless it is parked.
+            attempt_ms: How long to wait for one answer at most, unless it is parked.
 
         Raises:
             CoordinatorUnavailable: Time is up; nothing was applied.
@@ -202,12 +231,14 @@ class Router:
             FatalError: The request can't be sent, or wasn't understood.
             ClientClosed: The client was closed.
         """
+        key = key_of(request)
+        longest_ms = ATTEMPT_MS_MAX if key is None else COORDINATOR_ATTEMPT_MS_MAX
         call = _Call(
             request,
-            group_id,
+            key,
             changes_state,
             parked_ms,
-            attempt_ms,
+            longest_ms if attempt_ms is None else min(attempt_ms, longest_ms),
             self.deadline_s(timeout_ms),
         )
         try:
@@ -225,17 +256,86 @@ class Router:
         self,
         request: Request,
         kind: type[R],
-        group_id: str | None = None,
         *,
         timeout_ms: float | None = None,
         changes_state: bool = False,
     ) -> R:
         """Do `call`, and return the answer, which is of *kind*."""
-        reply = await self.call(
-            request, group_id=group_id, timeout_ms=timeout_ms, changes_state=changes_state
-        )
+        reply = await self.call(request, timeout_ms=timeout_ms, changes_state=changes_state)
         assert isinstance(reply.response, kind)
         return reply.response
+
+    async def ask_leaders(self, request: Request, kind: type[R]) -> list[R]:
+        """Ask every node that leads something; return their answers, all pages of each.
+
+        If *request* may name offsets partitions, each node is asked about those that it leads, so
+        that nothing is missing and nothing is there twice, whoever begins to lead meanwhile. After
+        an answer with an error of its own, which is the last one then, nobody is asked any more.
+
+        Raises:
+            As `call`.
+        """
+        deadline_s = self.deadline_s(None)
+        answers: list[R] = []
+        done: set[int] = set()
+        failures = 0
+        while True:
+            places = await self._leaders(deadline_s)
+            call = None
+            for address, led in places.items():
+                partitions = tuple(number for number in led if number not in done)
+                if led and not partitions:
+                    continue
+                asked = request
+                if partitions and "offsets_partitions" in request.__struct_fields__:
+                    asked = structs.replace(request, offsets_partitions=partitions)
+                attempt = _Call(asked, None, False, 0, ATTEMPT_MS_MAX, deadline_s, address)
+                pages = await self._pages(attempt, kind)
+                if pages is None:
+                    call = attempt
+                    continue
+                answers += pages
+                done.update(partitions)
+                if getattr(pages[-1], "error", ErrorCode.NONE):
+                    return answers
+            if call is None:
+                return answers
+            failures += 1
+            call.failures = failures
+            if not await self.pause(failures, deadline_s):
+                raise self._out_of_time(call)
+
+    async def _leaders(self, deadline_s: float) -> dict[Address | None, list[int]]:
+        """Return the nodes that lead something, with which offsets partitions.
+
+        A coordinator of an older release names nobody: it is one alone, whoever it is (None).
+        """
+        request = FindCoordinatorRequest(KEY_TYPE_PARTITION, ())
+        found = await self.ask(
+            request, FindCoordinatorResponse, timeout_ms=(deadline_s - _now_s()) * 1000
+        )
+        places: dict[Address | None, list[int]] = {}
+        for one in found.coordinators:
+            places.setdefault((one.host, one.port), []).append(one.offsets_partition)
+            self._coordinators[of_partition(one.offsets_partition)] = (one.host, one.port)
+        return places or {None: []}
+
+    async def _pages(self, call: _Call, kind: type[R]) -> list[R] | None:
+        """Return all pages of what one node answers; None if another try may help."""
+        pages: list[R] = []
+        try:
+            while True:
+                reply = await self._attempt(call)
+                if reply is None:
+                    return None
+                assert isinstance(reply.response, kind)
+                pages.append(reply.response)
+                cursor: bytes = getattr(reply.response, "cursor", b"")
+                if not cursor:
+                    return pages
+                call.request = structs.replace(call.request, cursor=cursor)
+        finally:
+            self._outages.gone(call)
 
     def deadline_s(self, timeout_ms: float | None) -> float:
         """Return when *timeout_ms* from now is, by trio's clock; None: the request timeout."""
@@ -285,21 +385,13 @@ class Router:
             ConnectionLost: None answered.
             FatalError: One answered and refused.
         """
-        addresses = [a for a, c in self._connections.items() if c.is_usable]
-        start = self._first_address
-        addresses += [*self._bootstrap[start:], *self._bootstrap[:start]]
         troubles: list[ConnectionLost] = []
-        for address in dict.fromkeys(addresses):
+        for address in self._known_nodes():
             try:
-                connection = await self._connect(address, deadline_s)
+                return await self._connect(address, deadline_s)
             except ConnectionLost as exc:
                 self._failed(exc, caller)
                 troubles.append(exc)
-                if address == self._bootstrap[self._first_address]:
-                    # Begin with another one next time: this one may take long to fail.
-                    self._first_address = (self._first_address + 1) % len(self._bootstrap)
-            else:
-                return connection
         text = "; ".join(map(str, troubles))
         raise ConnectionLost(
             text,
@@ -308,9 +400,27 @@ class Router:
             cause=troubles[-1].cause,
         )
 
+    def _known_nodes(self) -> list[Address]:
+        """Return all nodes that are known; those that failed come last, the latest one at the end.
+
+        Of the others it is who was named first, so that most requests go the same way.
+        """
+        usable = (address for address, one in self._connections.items() if one.is_usable)
+        known = dict.fromkeys((*self._bootstrap, *usable, *self._coordinators.values()))
+        failed = {name: place for place, name in enumerate(self._failures, 1)}
+        return sorted(known, key=lambda address: failed.get(_name(address), 0))
+
+    def _is_of_use(self, name: str, *, now: bool) -> None:
+        """Note whether a node has just been of use."""
+        failures = self._failures.pop(name, 0)
+        if not now:
+            self._failures[name] = failures + 1
+
     def _out_of_time(self, call: _Call) -> Exception:
         what = call.api_name
-        where = "" if call.group_id is None else f" of group {call.group_id!r}"
+        where = ""
+        if call.key is not None and call.key.type == KEY_TYPE_GROUP:
+            where = f" of group {call.key.name!r}"
         times = f"{call.failures} attempt{'s' if call.failures > 1 else ''}"
         tried = f"gave up after {times}; last: {call.last_trouble}"
         text = one_line(f"{what}{where}: {tried}")
@@ -334,10 +444,9 @@ class Router:
             self.counts.unanswered(call.api_name)
             call.last_trouble, call.cause = str(exc), exc.cause
             call.in_doubt |= exc.maybe_sent
-            if call.group_id is not None:
-                self._coordinators.pop(call.group_id, None)
+            self._forget_coordinator(call)
             return None
-        code = error_of(event.response, call.group_id)
+        code = error_of(call.request, event.response)
         error = "MALFORMED" if code is None else error_name(code)
         self.counts.answered(call.api_name, error, took_s)
         reply = self._judge(call, event, code, connection)
@@ -345,20 +454,29 @@ class Router:
             self._outages.failed(connection.address, call.last_trouble, call, trio.current_time())
         else:
             self._outages.answered(connection.address, call, trio.current_time())
+            self._is_of_use(connection.address, now=True)
         return reply
 
     def _failed(self, lost: ConnectionLost, caller: object) -> None:
         if lost.address:  # Otherwise it is of several, and each was told of.
             self._outages.failed(lost.address, str(lost), caller, trio.current_time())
+            self._is_of_use(lost.address, now=False)
+
+    def _forget_coordinator(self, call: _Call) -> None:
+        if call.key is not None:
+            self._coordinators.pop(call.key, None)
 
     async def _connection_for(self, call: _Call) -> Connection:
         # Finding and connecting must leave time for the request itself.
         deadline_s = min(call.deadline_s, trio.current_time() + ATTEMPT_MS_MAX / 1000)
-        if call.group_id is None:
+        address = call.address
+        if address is None and call.key is None:
             return await self._connect_any(deadline_s, call)
-        address = self._coordinators.get(call.group_id)
-        if address is None:
-            address = await self._find(call.group_id, deadline_s, call)
+        if call.key is not None:
+            address = self._coordinators.get(call.key) or await self._find(
+                call.key, deadline_s, call
+            )
+        assert address is not None
         return await self._connect(address, deadline_s)
 
     async def _ask(self, connection: Connection, call: _Call) -> tuple[ResponseEvent, float]:
@@ -392,16 +510,16 @@ class Router:
     def _judge(
         self, call: _Call, event: ResponseEvent, code: int | None, connection: Connection
     ) -> Reply | None:
-        group_id, response = call.group_id, event.response
-        if group_id is not None and not self._epoch_is_fresh(group_id, event.leader_epoch):
+        key, response = call.key, event.response
+        if key is not None and not self._epoch_is_fresh(key, event.leader_epoch):
             connection.close("it answered with an old leader epoch")
-            self._coordinators.pop(group_id, None)
+            self._coordinators.pop(key, None)
             call.in_doubt = True
             call.last_trouble = f"{connection.address} answered with an old leader epoch"
             return None
         what = verdict(code)
-        if what is not Verdict.LOADING and group_id is not None:
-            self._loading_since_s.pop(group_id, None)
+        if what is not Verdict.LOADING and key is not None:
+            self._loading_since_s.pop(key, None)
         if what is Verdict.LOG_IN and not self._security.logs_in:
             raise refusal(
                 f"{connection.address} wants a log-in: set security.protocol and sasl.mechanism",
@@ -425,7 +543,7 @@ class Router:
         response: Response,
         connection: Connection,
     ) -> None:
-        group_id = call.group_id
+        key = call.key
         if code is None:
             text = "an answer that doesn't fit the request"
         else:
@@ -434,41 +552,44 @@ class Router:
         match what:
             case Verdict.RETRY:
                 call.refused = True
-            case Verdict.LOADING if group_id is not None:
+            case Verdict.LOADING if key is not None:
                 now_s = trio.current_time()
-                since_s = self._loading_since_s.setdefault(group_id, now_s)
+                since_s = self._loading_since_s.setdefault(key, now_s)
                 if now_s - since_s >= self._retry.loading_patience_ms / 1000:
-                    del self._loading_since_s[group_id]
-                    self._coordinators.pop(group_id, None)
-            case Verdict.FIND if group_id is not None:
-                self._coordinators.pop(group_id, None)
+                    del self._loading_since_s[key]
+                    self._coordinators.pop(key, None)
+            case Verdict.FIND if key is not None:
+                self._coordinators.pop(key, None)
+            case Verdict.FIND:
+                self._is_of_use(connection.address, now=False)  # Another one may know.
             case Verdict.LOG_IN:
                 connection.close("its log-in has ended")  # Nothing was applied.
             case Verdict.IN_DOUBT:
                 call.in_doubt = True
+                self._forget_coordinator(call)  # Its log is slow, or another node's by now.
             case Verdict.MALFORMED:
                 call.in_doubt = True
                 connection.close("an answer did not fit its request")
             case _:
                 pass
 
-    def _epoch_is_fresh(self, group_id: str, epoch: int) -> bool:
+    def _epoch_is_fresh(self, key: Key, epoch: int) -> bool:
         if epoch == NO_LEADER_EPOCH:
             return True
-        if epoch < self._epochs.get(group_id, epoch):
+        if epoch < self._epochs.get(key, epoch):
             return False
-        self._epochs[group_id] = epoch
+        self._epochs[key] = epoch
         return True
 
-    async def _find(self, group_id: str, deadline_s: float, caller: object) -> Address:
-        """Ask any node who coordinates *group_id*.
+    async def _find(self, key: Key, deadline_s: float, caller: object) -> Address:
+        """Ask any node who coordinates what *key* names.
 
         Raises:
             ConnectionLost: Nobody answered, or nobody knows at the moment.
-            FatalError: The group id is refused.
+            FatalError: What it names is refused.
         """
         connection = await self._connect_any(deadline_s, caller)
-        request = FindCoordinatorRequest(KEY_TYPE_GROUP, (group_id,))
+        request = FindCoordinatorRequest(key.type, (key.name,))
         allowed_s = max(0.0, deadline_s - trio.current_time())
         try:
             with trio.move_on_after(allowed_s) as scope:
@@ -480,18 +601,22 @@ class Router:
             connection.close("an answer did not come in time")
             text = f"{connection.address} did not answer within {allowed_s:.1f} s"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
-        code = error_of(response, group_id)
+        code = error_of(request, response)
+        if code == ErrorCode.INVALID_REQUEST and key.type != KEY_TYPE_GROUP:
+            # A coordinator of an older release, which knows groups only: it is one alone.
+            return next(a for a, one in self._connections.items() if one is connection)
         if code != ErrorCode.NONE or not isinstance(response, FindCoordinatorResponse):
+            what = f"{_KEY_NAMES[key.type]} {key.name!r}" if key.name else _KEY_NAMES[key.type]
             if code is not None and verdict(code) is Verdict.DONE:
-                raise refusal(f"no coordinator for {group_id!r}: {code_text(code)}", code)
+                raise refusal(f"no coordinator for {what}: {code_text(code)}", code)
             text = "nonsense" if code is None else code_text(code)
-            text = f"{connection.address} can't find the coordinator: {text}"
+            text = f"{connection.address} can't find the coordinator of {what}: {text}"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
         found = response.coordinators[0]
-        if not self._epoch_is_fresh(group_id, found.leader_epoch):
+        if not self._epoch_is_fresh(key, found.leader_epoch):
             text = f"{connection.address} named a coordinator of an old epoch"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
-        self._coordinators[group_id] = (found.host, found.port)
+        self._coordinators[key] = (found.host, found.port)
         return found.host, found.port
 
     async def _connect(self, address: Address, deadline_s: float) -> Connection:
@@ -502,8 +627,12 @@ class Router:
             AuthenticationFailed: One end isn't sure who the other is.
             FatalError: It refused this client.
         """
-        name = f"{address[0]}:{address[1]}"
-        allowed_s = min(CONNECT_MS_MAX / 1000, max(0.0, deadline_s - trio.current_time()))
+        name = _name(address)
+        failures = self._failures.get(name, 0)
+        allowed_ms = CONNECT_MS_MAX
+        if failures:
+            allowed_ms = min(CONNECT_MS << min(failures - 1, 10), CONNECT_MS_MAX)
+        allowed_s = min(allowed_ms / 1000, max(0.0, deadline_s - trio.current_time()))
         try:
             with trio.move_on_after(allowed_s):
                 async with self._connecting.setdefault(address, trio.Lock()):
@@ -549,33 +678,57 @@ def _now_s() -> float:
         ) from None
 
 
-def error_of(response: Response, group_id: str | None) -> int | None:
-    """Return the code that speaks about *group_id* as a whole; None if the answer has none.
+def _name(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
 
-    Where an answer has a code per topic, it is one that a retry cures, if there is any. This
-    client asks for one group at a time, so an answer about several, or about another
+
+def error_of(request: Request, response: Response) -> int | None:
+    """Return the code that speaks about *request* as a whole; None if the answer has none.
+
+    Where an answer has a code for each of several things, it is one that a retry cures, if there is
+    any. This client asks for one group at a time, so an answer about several, or about another
     group, is malformed.
     """
     match response:
+        case FindCoordinatorResponse(coordinators=found):
+            asked = request.group_ids if isinstance(request, FindCoordinatorRequest) else ()
+            if asked and [one.group_id for one in found] != list(asked):
+                return None
+            return _worth_a_retry([one.error for one in found], only=len(asked) == 1)
         case (
             OffsetFetchResponse(groups=groups)
             | DescribeGroupsResponse(groups=groups)
             | DeleteGroupsResponse(groups=groups)
-            | FindCoordinatorResponse(coordinators=groups)
         ):
-            if len(groups) != 1 or groups[0].group_id != group_id:
+            if [one.group_id for one in groups] != _groups_of(request):
                 return None
-            return groups[0].error
+            return _worth_a_retry([one.error for one in groups], only=True)
         case (
             RegisterTopicsResponse(error=0, topics=topics)
             | DeleteTopicsResponse(error=0, topics=topics)
         ):
             # Both may be repeated as a whole: what is done already stays as it is.
-            waiting = (one.error for one in topics if verdict(one.error) is not Verdict.DONE)
-            return next(waiting, 0)
+            return _worth_a_retry([one.error for one in topics])
         case _:
             error: int = response.error  # type: ignore[attr-defined]  # All others have one.
             return error
+
+
+def _groups_of(request: Request) -> list[str]:
+    match request:
+        case OffsetFetchRequest(groups=groups):
+            return [one.group_id for one in groups]
+        case DescribeGroupsRequest(group_ids=group_ids) | DeleteGroupsRequest(group_ids=group_ids):
+            return list(group_ids)
+        case _:
+            return []
+
+
+def _worth_a_retry(codes: Sequence[int], *, only: bool = False) -> int:
+    """Return the first code that a retry cures, else 0; the *only* one, whatever it is."""
+    if only:
+        return codes[0]
+    return next((code for code in codes if verdict(code) is not Verdict.DONE), 0)
 
 
 def verdict(code: int | None) -> Verdict:

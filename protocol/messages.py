@@ -84,6 +84,7 @@ class ApiKey(IntEnum):
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_CLUSTER = 60
     DRAIN_MEMBER = 1000
     REGISTER_TOPICS = 1001
     DELETE_TOPICS = 1002
@@ -385,18 +386,29 @@ declare(
 )
 
 
+# What the keys of a FindCoordinator are.
 KEY_TYPE_GROUP: Final = 0
+KEY_TYPE_CLUSTER: Final = 1
+KEY_TYPE_PARTITION: Final = 2
 
 
 class FindCoordinatorRequest(Request):
-    """Which node coordinates these groups? ``key_type`` 0 means group."""
+    """Which nodes coordinate these?
+
+    What ``group_ids`` are, ``key_type`` says:
+
+    - 0: groups.
+    - 1: nothing more is said. Who coordinates what is the cluster's own: topics, rules of access,
+      users and quotas.
+    - 2: offsets partitions, in decimal; without any, all of them.
+    """
 
     key_type: I32
     group_ids: RequestArray[GroupId]
 
 
 class CoordinatorOfGroup(ResponsePart):
-    """Where one group lives."""
+    """Where one group lives, or what else was asked for."""
 
     group_id: Text
     error: Code
@@ -1076,6 +1088,9 @@ class ListGroupsRequest(Request):
 
     states: RequestArray[Text]
     types: RequestArray[Text]
+    # Version 1: only the groups of these offsets partitions; 16 if the node doesn't lead them all.
+    # Without it, the node lists what it leads.
+    offsets_partitions: Annotated[RequestArray[Count] | None, Since(1)] = None
 
 
 class ListedGroup(ResponsePart):
@@ -1099,10 +1114,10 @@ declare(
     ListGroupsRequest,
     ListGroupsResponse,
     example=Example(
-        12,
-        "which groups are there",
-        0,
-        ListGroupsRequest(("Stable", "Empty"), ()),
+        55,
+        "which groups are there in two offsets partitions",
+        1,
+        ListGroupsRequest(("Stable", "Empty"), (), (9, 15)),
         ListGroupsResponse(0, (ListedGroup(GROUP, "consumer", "Stable", "classic"),)),
         -1,
     ),
@@ -1747,6 +1762,8 @@ class SummarizeGroupsRequest(Request):
     cursor: Cursor
     max_groups: Count
     max_samples: Count  # How many of the last lags, a minute apart, to show of each group.
+    # Version 1: as in ListGroups.
+    offsets_partitions: Annotated[RequestArray[Count] | None, Since(1)] = None
 
 
 class GroupSummary(ResponsePart):
@@ -1779,10 +1796,10 @@ declare(
     SummarizeGroupsResponse,
     problem=lambda r: None if r.max_groups else "max_groups is 0",
     example=Example(
-        41,
-        "how far behind are all groups",
-        0,
-        SummarizeGroupsRequest("etl.*", (), b"", 100, 3),
+        56,
+        "how far behind are the groups of two offsets partitions",
+        1,
+        SummarizeGroupsRequest("etl.*", (), b"", 100, 3, (9, 15)),
         SummarizeGroupsResponse(
             0,
             None,
@@ -2226,7 +2243,50 @@ declare(
 )
 
 
-# --- The node and its log ---------------------------------------------------------------
+# --- The cluster, the node and its log --------------------------------------------------
+
+
+class DescribeClusterRequest(Request):
+    """Which nodes are there? Answered at once, as far as the asked one has seen."""
+
+
+class ClusterNode(ResponsePart):
+    """A node that is there, as whoever came by the same listener reaches it."""
+
+    node_id: I32
+    host: Text
+    port: I32
+    is_ready: bool  # Whether it may come to lead: it follows the whole log.
+
+
+class DescribeClusterResponse(Response):
+    """Answer to `DescribeClusterRequest`, by node id. One that has died is soon left out."""
+
+    error: Code
+    cluster_id: Text
+    nodes: ResponseArray[ClusterNode]
+
+
+declare(
+    ApiKey.DESCRIBE_CLUSTER,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    example=Example(
+        57,
+        "which nodes are there",
+        0,
+        DescribeClusterRequest(),
+        DescribeClusterResponse(
+            0,
+            "c0FmZS1hbmQtc291bmQhIQ",
+            (
+                ClusterNode(1, "10.0.0.1", 9310, is_ready=True),
+                ClusterNode(2, "10.0.0.2", 9310, is_ready=False),
+            ),
+        ),
+        -1,
+    ),
+)
 
 
 class DescribeNodeRequest(Request):

@@ -13,7 +13,7 @@ A generator yields requests, which whoever runs it answers, and events. So the c
 command line, which speak to the coordinator each in their own way, follow the same rules.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -64,8 +64,9 @@ class OffsetEvent(NamedTuple):
     position: int
 
 
-# Each request is to be answered, without an error but for POSITION_TOO_OLD. Whoever can't do
-# that drops the generator; the next one goes on where it was.
+# Each request is to be answered, without an error but for POSITION_TOO_OLD; a DescribeNode by a
+# list of the answers of all nodes that lead something. Whoever can't do that drops the generator;
+# the next one goes on where it was.
 Steps = Generator[m.Request | OffsetEvent, Any, None]
 
 
@@ -186,9 +187,14 @@ def scan_request(
     )
 
 
-def log_ends(node: m.DescribeNodeResponse) -> dict[int, int]:
-    """Return where the log of each offsets partition ends, what isn't on disk yet included."""
-    ends = {one.offsets_partition: one.end_offset for one in node.partitions}
+def log_ends(nodes: Iterable[m.DescribeNodeResponse]) -> dict[int, int]:
+    """Return where the log of each offsets partition ends, what isn't on disk yet included.
+
+    Whoever leads a partition, or has seen most of it, knows that best.
+    """
+    ends: dict[int, int] = {}
+    for one in (partition for node in nodes for partition in node.partitions):
+        ends[one.offsets_partition] = max(one.end_offset, ends.get(one.offsets_partition, 0))
     return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
 
 

@@ -185,7 +185,7 @@ LAYERS = {
     # What its commands for a running coordinator know of TLS and log-ins is the client's.
     "coordinator.cli.common": Layer(
         ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
-        others=names("click", "rich"),
+        others=names("click", "rich", "msgspec"),
     ),
     # An ensemble, as the client knows it.
     "coordinator.cli.zookeeper": Layer(

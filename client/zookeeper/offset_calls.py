@@ -132,9 +132,7 @@ class ZooKeeperCalls(_NodeCalls):
         asked = HeartbeatRequest(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
-        answer = await self._router.ask(
-            asked, HeartbeatResponse, request.group_id, timeout_ms=left_ms(deadline_s)
-        )
+        answer = await self._router.ask(asked, HeartbeatResponse, timeout_ms=left_ms(deadline_s))
         # While a group rebalances, those who have partitions may commit.
         if answer.error not in {ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS}:
             raise commit_refusal(request, answer.error, answer.message)

@@ -36,11 +36,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Self, TypeVar
 
 import click
+from msgspec import structs
 
 from coordinator.cli.grammar import PROGRAM, refuses
 from coordinator.cli.output import (
@@ -59,10 +61,18 @@ from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.consumer import decode_assignment
+from protocol.coordinators import Key, key_of
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import GROUP_ID_BYTES_MAX, name_error
-from protocol.messages import ApiVersionsRequest, BareError, Request, Response
+from protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    BareError,
+    Request,
+    Response,
+    first_error,
+)
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 
 EXIT_SOME_FAILED: Final = 1
@@ -79,6 +89,8 @@ PARTITIONS_PER_REQUEST: Final = 2_000
 # So much is sent before answers are read: any socket takes it, whether or not the other end reads.
 _BYTES_AT_ONCE: Final = 64 * 1024
 _GROUPS_AT_ONCE: Final = 32
+# Of a list over all nodes, while others begin to lead.
+_TRIES: Final = 3
 FOR_EVER: Final = -1
 _CONSUMER: Final = "consumer"
 
@@ -136,23 +148,30 @@ class DryRun(Exception):
 
 
 class Coordinator:
-    """Where the questions go. It is connected at the first one, and anew after a failure."""
+    """Where the questions go: one node, or all of a cluster.
 
-    def __init__(self, address: Address, *, timeout_s: float, config: str | None = None) -> None:
-        """Take what is asked, and the file that says how to be sure of it, if there is one."""
-        self._address = address
-        self._config = config
+    It is connected at the first one, and anew after a failure. Any node is asked; where that
+    isn't the one to ask (16, so nothing was done), the one that is.
+    """
+
+    def __init__(
+        self, addresses: Sequence[Address], *, timeout_s: float, config: str | None = None
+    ) -> None:
+        """Take who is asked, and the file that says how to be sure of it, if there is one."""
+        self._known = tuple(addresses)  # The first one that is there is asked.
         self._timeout_s = timeout_s
-        self._socket: socket.socket | None = None
-        self._protocol = ClientConnection()
+        self._config = config
+        self._link_to: dict[Address, _Link] = {}
+        self._coordinators: dict[Key, _Place] = {}
 
     def __enter__(self) -> Self:
         """Return it; nothing is connected yet."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection."""
-        self._close()
+        """Close the connections."""
+        for link in self._link_to.values():
+            link.close()
 
     def ask(self, request: Request) -> Any:
         """Return the answer to *request*.
@@ -175,15 +194,223 @@ class Coordinator:
         Raises:
             Unreachable: It can't be reached or doesn't answer in time.
         """
+        answers = self._exchange_all(requests, range(len(requests)))
+        elsewhere = [number for number, answer in answers.items() if _is_elsewhere(answer)]
+        moved = self._find(requests, elsewhere, answers)
+        answers |= self._exchange_all(requests, moved)
+        return [_checked(answers[number]) for number in range(len(requests))]
+
+    def ask_leaders(self, request: Request) -> list[Any]:
+        """Return what all nodes answer that lead something, page after page.
+
+        Each is asked about the offsets partitions that it leads, where *request* may name them.
+
+        Raises:
+            As `ask`.
+        """
+        for _ in range(_TRIES):
+            try:
+                return self._ask_leaders(request)
+            except AskFailed as exc:
+                if exc.code != ErrorCode.NOT_COORDINATOR:
+                    raise
+                failure = exc  # Somebody else has begun to lead: all over again.
+        raise failure
+
+    def ask_nodes(self, request: Request) -> dict[tuple[int, Address], Any]:
+        """Return what each node answers that is there, or that was to be asked.
+
+        In the place of an answer there may be an `AskFailed`. Who doesn't answer, and of whom
+        nobody knows by now, has the id -1.
+
+        Raises:
+            As `ask`.
+        """
+        answer: m.DescribeClusterResponse = self.ask(m.DescribeClusterRequest())
+        links = {one: self._link(*one) for one in map(_place, answer.nodes)}
+        # Under another name, one of them may be a node that is there.
+        ids = {node_id for node_id, _ in links}
+        for address in self._known:
+            link = self._link_at(address)
+            link.ask(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
+            if link.node_id not in ids:
+                links[link.node_id, address] = link
+        return {where: link.ask(request) for where, link in links.items()}
+
+    def _ask_leaders(self, request: Request) -> list[Any]:
+        found = self.ask(m.FindCoordinatorRequest(m.KEY_TYPE_PARTITION, ())).coordinators
+        led: dict[_Place, list[int]] = {}
+        for one in found:
+            if one.error:
+                raise AskFailed(describe_error(one.error, one.message), one.error)
+            led.setdefault(_place(one), []).append(one.offsets_partition)
+        if not led:  # An older release names nobody.
+            return list(_pages(self.ask, request))
+        answers: list[Any] = []
+        for place, partitions in led.items():
+            asked = request
+            if "offsets_partitions" in request.__struct_fields__:
+                asked = structs.replace(request, offsets_partitions=tuple(partitions))
+            answers += _pages(self._link(*place).ask, asked)
+        return answers
+
+    def _exchange_all(
+        self, requests: Sequence[Request], numbers: Iterable[int]
+    ) -> dict[int, Response | AskFailed]:
+        """Return the answers by the number of their request, of those that have these."""
+        of_link: dict[_Link, list[int]] = {}
+        for number in numbers:
+            key = key_of(requests[number])
+            place = None if key is None else self._coordinators.get(key)
+            link = self._any_link() if place is None else self._link(*place)
+            of_link.setdefault(link, []).append(number)
+        answers: dict[int, Response | AskFailed] = {}
+        for link, mine in of_link.items():
+            try:
+                found = link.exchange([requests[number] for number in mine])
+            except Unreachable:
+                self._coordinators.clear()  # Whoever tries again finds out who is there now.
+                raise
+            answers |= zip(mine, found, strict=True)
+        return answers
+
+    def _find(
+        self,
+        requests: Sequence[Request],
+        numbers: Sequence[int],
+        answers: dict[int, Response | AskFailed],
+    ) -> list[int]:
+        """Find the coordinators of these requests; return those that have one.
+
+        In *answers* it stands why the others have none.
+        """
+        asked: dict[Key, list[int]] = {}
+        for number in numbers:
+            key = key_of(requests[number])
+            if key is not None:
+                asked.setdefault(key, []).append(number)
+        found = []
+        for key_type in {key.type for key in asked}:
+            names = sorted(key.name for key in asked if key.type == key_type)
+            request = m.FindCoordinatorRequest(key_type, tuple(names))
+            (answer,) = self._any_link().exchange([request])
+            for one in getattr(answer, "coordinators", ()):
+                key = Key(key_type, one.group_id)
+                if one.error:
+                    failure = AskFailed(describe_error(one.error, one.message), one.error)
+                    answers |= dict.fromkeys(asked[key], failure)
+                else:
+                    self._coordinators[key] = _place(one)
+                    found += asked[key]
+        return found
+
+    def _link(self, node_id: int, address: Address) -> "_Link":
+        """Return the connection to a node, which may be known by another address than its own."""
+        for link in self._link_to.values():
+            if link.node_id == node_id:
+                return link
+        return self._link_at(address)
+
+    def _link_at(self, address: Address) -> "_Link":
+        link = self._link_to.get(address)
+        if link is None:
+            link = self._link_to[address] = _Link(address, self._timeout_s, self._config)
+        return link
+
+    def _any_link(self) -> "_Link":
+        """Return a connection to the first node that is there.
+
+        Raises:
+            Unreachable: None is.
+        """
+        failures = []
+        for address in self._known:
+            link = self._link_at(address)
+            try:
+                link.open()
+            except Unreachable as exc:
+                failures.append(exc)
+            else:
+                self._known = (address, *(one for one in self._known if one != address))
+                return link
+        raise failures[0] if len(failures) == 1 else Unreachable(" ".join(map(str, failures)))
+
+
+# A node, by its id and the address that it tells.
+_Place = tuple[int, Address]
+
+
+def _place(one: m.CoordinatorOfGroup | m.ClusterNode) -> _Place:
+    return one.node_id, Address(one.host, one.port)
+
+
+def _pages(ask: Callable[[Request], Any], request: Request) -> Iterator[Any]:
+    """Yield the answer to *request*, all pages of it."""
+    while True:
+        answer = ask(request)
+        if isinstance(answer, AskFailed):
+            raise answer
+        yield answer
+        cursor = getattr(answer, "cursor", b"")
+        if not cursor:
+            return
+        request = structs.replace(request, cursor=cursor)
+
+
+class _Link:
+    """A connection to one node, made when it is wanted.
+
+    Attributes:
+        node_id: Of the node, as it said; -1 before.
+    """
+
+    def __init__(self, address: Address, timeout_s: float, config: str | None) -> None:
+        self.node_id = -1
+        self._address = address
+        self._config = config
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._unsaid = b""  # What tells who asks.
+        self._protocol = ClientConnection()
+
+    def exchange(self, requests: Sequence[Request]) -> list[Response | AskFailed]:
+        """Return the answers to *requests*, which don't wait for each other.
+
+        Raises:
+            Unreachable: It can't be reached or doesn't answer in time.
+        """
+        with self._failing():
+            return list(self._exchange(requests))
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer to *request*, or the `AskFailed` in the place of that."""
         try:
-            return [
-                answer if isinstance(answer, AskFailed) else _checked(answer)
-                for answer in self._exchange(requests)
-            ]
+            (answer,) = self.exchange([request])
+        except Unreachable as exc:
+            return exc
+        return _checked(answer)
+
+    def open(self) -> None:
+        """Connect, if it isn't yet.
+
+        Raises:
+            Unreachable: It can't be reached.
+        """
+        if self._socket is None:
+            with self._failing():
+                self._connect()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ProtocolError) as exc:
-            self._close()
+            self.close()
             why = self._words(exc)
             raise Unreachable(f"No coordinator answers at {self._address}: {why}") from exc
+        except BaseException:
+            self.close()
+            raise
 
     def _words(self, exc: Exception) -> str:
         if isinstance(exc, TimeoutError):
@@ -194,11 +421,10 @@ class Coordinator:
 
     def _exchange(self, requests: Sequence[Request]) -> Iterator[Response | AskFailed]:
         """Yield an answer for each request, in their order."""
-        hello = b""
         if self._socket is None:
-            self._protocol = ClientConnection()
-            if [type(one) for one in requests] != [ApiVersionsRequest]:
-                _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
+            self._connect()
+        if [type(one) for one in requests] == [ApiVersionsRequest]:
+            self._unsaid = b""
         sent: list[int | AskFailed] = []
         data = b""
         for number, request in enumerate(requests, 1):
@@ -210,35 +436,31 @@ class Coordinator:
                 sent.append(wanted)
                 data += frame
             if len(data) >= _BYTES_AT_ONCE or number == len(requests):
-                yield from self._answered(hello, data, sent)
-                hello, data, sent = b"", b"", []
+                yield from self._answered(data, sent)
+                data, sent = b"", []
 
     def _answered(
-        self, hello: bytes, data: bytes, sent: Sequence[int | AskFailed]
+        self, data: bytes, sent: Sequence[int | AskFailed]
     ) -> Iterator[Response | AskFailed]:
         answers: Mapping[int, Response] = {}
         if data:
-            sock = self._socket
-            if sock is None:
-                sock, hello = self._connected(hello)
-            sock.sendall(hello + data)
-            answers = self._answers(sock, [one for one in sent if isinstance(one, int)])
+            assert self._socket is not None
+            hello, self._unsaid = self._unsaid, b""
+            self._socket.sendall(hello + data)
+            answers = self._answers(self._socket, [one for one in sent if isinstance(one, int)])
         for one in sent:
             yield answers[one] if isinstance(one, int) else one
 
-    def _connected(self, hello: bytes) -> tuple[socket.socket, bytes]:
-        """Return a connection, encrypted and logged in if need be; and *hello* if it is unsaid."""
+    def _connect(self) -> None:
+        """Connect, encrypted and logged in if need be; who asks is said with the first request."""
         where = (self._address.host, self._address.port)
+        self._protocol = ClientConnection()
         sock = self._socket = socket.create_connection(where, timeout=self._timeout_s)
-        if self._config is None:
-            return sock, hello
-        try:
-            return self._secured(sock, hello)
-        except BaseException:
-            self._close()
-            raise
+        _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
+        self._unsaid = hello if self._config is None else self._secured(sock, hello)
 
-    def _secured(self, sock: socket.socket, hello: bytes) -> tuple[socket.socket, bytes]:
+    def _secured(self, sock: socket.socket, hello: bytes) -> bytes:
+        """Encrypt it and log in; return *hello* if it is still unsaid."""
         # It brings trio, which commands that need none of this don't wait for.
         from client import security as s  # noqa: PLC0415 - as above
         from client.exceptions import AuthenticationFailed  # noqa: PLC0415 - as above
@@ -251,7 +473,7 @@ class Coordinator:
                 sock = context.wrap_socket(sock, server_hostname=self._address.host)
                 self._socket = sock
             if not security.logs_in:
-                return sock, hello
+                return hello
             sock.sendall(hello)
             steps = security.log_in(name)
             request = next(steps)
@@ -260,7 +482,7 @@ class Coordinator:
                 sock.sendall(frame)
                 request = steps.send(self._answers(sock, [wanted])[wanted])
         except StopIteration:
-            return sock, b""
+            return b""
         except ssl.SSLError as exc:  # Before ValueError, which some of them are, too.
             refusal = s.tls_refusal(exc, name)
             if refusal is None:
@@ -277,20 +499,29 @@ class Coordinator:
                 raise ConnectionResetError("it closed the connection without an answer")
             for event in self._protocol.receive(data):
                 found[event.correlation_id] = event.response
+                if isinstance(event.response, ApiVersionsResponse):
+                    self.node_id = event.response.node_id
         return found
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close it; it may be opened again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
-def _checked(response: Response) -> Response | AskFailed:
+def _checked(response: Response | AskFailed) -> Response | AskFailed:
+    if isinstance(response, AskFailed):
+        return response
     error = getattr(response, "error", 0)
     if type(response) is BareError or error:
         text = describe_error(error, getattr(response, "message", None))
         return InDoubt(text, error) if error in _IN_DOUBT else AskFailed(text, error)
     return response
+
+
+def _is_elsewhere(answer: Response | AskFailed) -> bool:
+    return not isinstance(answer, AskFailed) and first_error(answer) == ErrorCode.NOT_COORDINATOR
 
 
 def describe_error(error: int, message: str | None = None) -> str:
@@ -325,19 +556,24 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class _AddressType(click.ParamType[Address]):
-    name = "address"
+class _AddressesType(click.ParamType[tuple[Address, ...]]):
+    name = "addresses"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Address:
-        try:
-            return value if isinstance(value, Address) else Address.parse("HOST:PORT", value)
-        except ConfigError:
-            self.fail(f"{quoted(value)} is not HOST:PORT.", param, ctx)
+    ) -> tuple[Address, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = []
+        for text in value.split(","):
+            try:
+                found.append(Address.parse("HOST:PORT", text))
+            except ConfigError:
+                self.fail(f"{quoted(text)} is not HOST:PORT.", param, ctx)
+        return tuple(found)
 
 
-ADDRESS: Final = _AddressType()
+ADDRESSES: Final = _AddressesType()
 
 
 class NameType(click.ParamType[str]):
@@ -425,9 +661,9 @@ def asks(
     @click.option(
         "--at",
         default="127.0.0.1:9310",
-        type=ADDRESS,
-        metavar="HOST:PORT",
-        help="The coordinator.",
+        type=ADDRESSES,
+        metavar="HOST:PORT,…",
+        help="The coordinator; of a cluster any nodes, of which one is asked that is there.",
         show_default=True,
     )
     @click.option(
@@ -454,7 +690,7 @@ def asks(
     def asking(
         output: Output,
         *arguments: Any,
-        at: Address,
+        at: tuple[Address, ...],
         timeout_s: float,
         config: str | None,
         **options: Any,
@@ -715,8 +951,8 @@ def groups_there(coordinator: Coordinator) -> list[str]:
     Raises:
         AskFailed: They can't be listed.
     """
-    answer: m.ListGroupsResponse = coordinator.ask(m.ListGroupsRequest((), ()))
-    return sorted(group.group_id for group in answer.groups)
+    answers: list[m.ListGroupsResponse] = coordinator.ask_leaders(m.ListGroupsRequest((), ()))
+    return sorted(group.group_id for answer in answers for group in answer.groups)
 
 
 def registered_topics(

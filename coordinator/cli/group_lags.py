@@ -34,14 +34,9 @@ def summarized(
     Raises:
         AskFailed: They can't be listed.
     """
-    found: list[m.GroupSummary] = []
-    cursor, has_more = b"", True
-    while has_more:
-        request = m.SummarizeGroupsRequest(pattern, tuple(states), cursor, GROUPS_PER_PAGE, 0)
-        answer: m.SummarizeGroupsResponse = coordinator.ask(request)
-        found += answer.groups
-        cursor = answer.cursor
-        has_more = bool(cursor)
+    request = m.SummarizeGroupsRequest(pattern, tuple(states), b"", GROUPS_PER_PAGE, 0)
+    answers: list[m.SummarizeGroupsResponse] = coordinator.ask_leaders(request)
+    found = [group for answer in answers for group in answer.groups]
     return sorted(found, key=lambda group: group.group_id)
 
 

@@ -2,18 +2,21 @@
 
 import sys
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 from msgspec import structs
 
-from coordinator.cli.common import EXIT_SOME_FAILED, Coordinator, Unreachable, asks
+from coordinator.cli.common import EXIT_SOME_FAILED, AskFailed, Coordinator, Unreachable, asks
 from coordinator.cli.grammar import PROGRAM, Command
 from coordinator.cli.output import JSON, TABLE, Output, end, note
 from protocol import messages as m
 
 EXIT_OF_STATUS: Final = {"ready": 0, "unhealthy": 1, "loading": 3}
 SERVED_OR_FOLLOWED: Final = frozenset({"active", "following"})
+ACTIVE: Final = "active"
+# A node that doesn't answer, of those that were to be asked.
+AWAY: Final = "away"
 # The answer comes when it is done, which for a large log takes a while.
 COMPACT_TIMEOUT_S: Final = 600.0
 PING_TIMEOUT_S: Final = 3.0
@@ -24,16 +27,21 @@ PING_TIMEOUT_S: Final = 3.0
     examples={
         "How is the coordinator of this machine?": "health",
         "Is that one ready? The exit status says so:": "health --at coordinator.example:9310",
+        "How are all nodes of its cluster?": "health --all --at coordinator.example:9310",
         "Its metrics, for a program:": "health --output json",
     },
 )
+@click.option("--all", "all_nodes", is_flag=True, help="All nodes of the cluster, a row each.")
 @asks
-def health(coordinator: Coordinator, output: Output) -> None:
+def health(coordinator: Coordinator, output: Output, *, all_nodes: bool) -> None:
     """Say how the coordinator is, with its metrics.
 
     Exits 0 if it is ready, 1 if something is wrong with it, 3 while it loads, and 69 if it
-    can't be reached.
+    can't be reached. With --all it is the worst of all nodes that are there, and of those that
+    --at names: one of these that doesn't answer is away, which is wrong.
     """
+    if all_nodes:
+        _show_all(coordinator, output)
     answer: m.DescribeNodeResponse = coordinator.ask(m.DescribeNodeRequest())
     if output.form == JSON:
         output.json(_everything(answer))
@@ -57,6 +65,30 @@ def _show(answer: m.DescribeNodeResponse, output: Output) -> None:
         output.show(("PARTITION", "STATUS", "LOADED", "OF"), waiting)
     click.echo()
     output.show(("METRIC", "VALUE"), metrics)
+
+
+def _show_all(coordinator: Coordinator, output: Output) -> NoReturn:
+    answers = coordinator.ask_nodes(m.DescribeNodeRequest())
+    rows: list[tuple[object, ...]] = []
+    shown: list[dict[str, object]] = []
+    for (node_id, address), answer in answers.items():
+        where = {"node_id": None if node_id < 0 else node_id, "address": str(address)}
+        if isinstance(answer, AskFailed):
+            note(f"{address}: {answer}")
+            rows.append((*where.values(), AWAY, None, None))
+            shown.append({**where, "status": AWAY})
+            continue
+        for one in answer.problems:
+            note(f"{address}: {one.part}: {one.problem}")
+        leads = sum(partition.status == ACTIVE for partition in answer.partitions)
+        rows.append((*where.values(), answer.status, leads, len(answer.partitions)))
+        shown.append({**where, **_everything(answer)})
+    if output.form == JSON:
+        output.json({"nodes": shown})
+    else:
+        output.show(("NODE", "ADDRESS", "STATUS", "LEADS", "OF"), rows)
+    statuses = {EXIT_OF_STATUS.get(str(one["status"]), 1) for one in shown}
+    sys.exit(1 if 1 in statuses else max(statuses))
 
 
 def _everything(answer: m.DescribeNodeResponse) -> dict[str, object]:

@@ -57,7 +57,7 @@ def offsets_partitions(
         AskFailed: A group's name is not legal, or it can't be asked for.
     """
     if group_ids is None:
-        return dict.fromkeys(log_ends(coordinator.ask(m.DescribeNodeRequest())))
+        return dict.fromkeys(log_ends(coordinator.ask_leaders(m.DescribeNodeRequest())))
     found: dict[int, list[str] | None] = {}
     for at in range(0, len(group_ids), _GROUPS_PER_REQUEST):
         some = tuple(group_ids[at : at + _GROUPS_PER_REQUEST])
@@ -244,9 +244,11 @@ def _answered(steps: Steps, coordinator: Coordinator) -> Iterator[OffsetEvent]:
                 answer = _answer(coordinator, step)
 
 
-def _answer(coordinator: Coordinator, request: m.Request) -> m.Response:
+def _answer(coordinator: Coordinator, request: m.Request) -> object:
     if isinstance(request, m.FindCoordinatorRequest):
         return _found(coordinator, request)
+    if isinstance(request, m.DescribeNodeRequest):
+        return coordinator.ask_leaders(request)
     try:
         answer: m.Response = coordinator.ask(request)
     except AskFailed as exc:

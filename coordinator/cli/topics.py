@@ -183,8 +183,15 @@ def _committed(coordinator: Coordinator, topic: str, partition_count: int) -> di
     groups = groups_there(coordinator)
     chunks = [groups[at : at + at_once] for at in range(0, len(groups), at_once)]
     for chunk in tracked(chunks, "Looking for offsets"):
-        asked = tuple(m.GroupFetch(group_id, topics_wanted) for group_id in chunk)
-        for group in coordinator.ask(m.OffsetFetchRequest(asked, False)).groups:
+        # Each by itself: they may lie with several nodes.
+        asked = [
+            m.OffsetFetchRequest((m.GroupFetch(group_id, topics_wanted),), False)
+            for group_id in chunk
+        ]
+        for answer in coordinator.ask_all(asked):
+            if isinstance(answer, AskFailed):
+                raise answer
+            (group,) = answer.groups
             if group.error:
                 raise refused(group.group_id, group.error)
             for one in group.topics:

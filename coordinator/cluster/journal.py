@@ -568,7 +568,7 @@ class ReplicatedJournal:
                 return self._away_since_ms + PAUSE_MS
             if not self._is_cut_off:
                 return self._away_since_ms + self._session_timeout_ms
-        if self._reader_until is Until.PACED:
+        if self._reader is not None and self._reader_until is Until.PACED:
             return self._read_at_ms + self._follow_interval_ms
         return None
 

@@ -76,15 +76,18 @@ class Users:
     """All credentials. `replay` alone changes them.
 
     Attributes:
+        version: Rises with each change.
         handlers: What decides the requests that change users.
     """
 
     def __init__(self) -> None:
+        self.version = 0
         self.handlers: Handlers = {AlterUserScramCredentialsRequest: self._alter}
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
+        self.version += 1
         self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
         self._names: list[str] | None = None  # Sorted.
 
@@ -97,6 +100,7 @@ class Users:
 
     def replay(self, record: UserRecord) -> None:
         """Apply one record. It can't fail."""
+        self.version += 1
         user = record.user
         if type(record) is CredentialSet:
             if user not in self._users:

@@ -1,31 +1,49 @@
 """Who coordinates which offsets partition, and what there is to say about a cluster.
 
-A node with a folder leads everything; for one of a cluster `replication` answers.
+A node with a folder leads everything; for one of a cluster `replication` answers, from its watched
+copy of what ZooKeeper says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from protocol import messages as m
 
+# Host and port for those who came by the first listener, the second, and so on.
+Endpoints = tuple[tuple[str, int], ...]
+
 
 class Leader(NamedTuple):
-    """The node that leads an offsets partition, as clients reach it.
+    """The node that leads an offsets partition, as clients reach it."""
+
+    node_id: int
+    endpoints: Endpoints
+    leader_epoch: int
+
+
+class Peer(NamedTuple):
+    """A node that is there, as clients reach it.
 
     Attributes:
-        endpoints: Host and port for those who came by the first listener, the second, and so on.
+        is_ready: Whether it may come to lead.
     """
 
     node_id: int
-    endpoints: tuple[tuple[str, int], ...]
-    leader_epoch: int
+    endpoints: Endpoints
+    is_ready: bool
 
 
 class Coordination(Protocol):
     """What a node asks about the cluster."""
 
     def leader_of(self, offsets_partition: int) -> Leader | None:
-        """Return the leader, or None while there is none (clients are told 15)."""
+        """Return the leader, or None while there is none (clients are told 15).
+
+        None, too, while the node can't know: who asks another one may be told.
+        """
+
+    def nodes(self) -> Sequence[Peer]:
+        """Return the nodes that are there, this one among them, by id."""
 
     def describe(self) -> m.DescribeJournalsResponse | None:
         """Return what this node has of its cluster's journals, None if it is in none."""
@@ -52,6 +70,10 @@ class EmbeddedCoordination:
     def leader_of(self, _offsets_partition: int) -> Leader | None:
         """Return this node."""
         return self._leader
+
+    def nodes(self) -> Sequence[Peer]:
+        """Return this node."""
+        return [Peer(self._leader.node_id, self._leader.endpoints, is_ready=True)]
 
     def describe(self) -> m.DescribeJournalsResponse | None:
         """Return None: it is in no cluster."""

@@ -49,22 +49,20 @@ class GroupLags:
         self._shards = shards
         self._now = now
         self._page_bytes = min(PAGE_BYTES, max_response_bytes // 2)
-        self._queue: CallQueue[Cursor | None] = CallQueue()
+        self._queue: CallQueue[tuple[Cursor | None, Sequence[Shard]]] = CallQueue()
 
-    def submit(self, call: Call) -> None:
-        """Answer *call*, a SummarizeGroups, soon."""
+    def submit(self, call: Call, shards: Sequence[Shard]) -> None:
+        """Answer *call*, a SummarizeGroups, soon, with the groups of *shards*."""
         request: Any = call.request
         try:
             after = decode_cursor(request.cursor) if request.cursor else None
         except ValueError:
             call.fail(ErrorCode.INVALID_REQUEST, -1)
             return
-        if any(shard.status is Status.LOADING for shard in self._shards):
-            call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif self._queue.is_full_for(call, REQUESTS_WAITING_MAX):
+        if self._queue.is_full_for(call, REQUESTS_WAITING_MAX):
             call.fail(ErrorCode.TOO_MANY_REQUESTS, -1)
         else:
-            self._queue.put(call, after)
+            self._queue.put(call, (after, shards))
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
@@ -73,9 +71,10 @@ class GroupLags:
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            await self._answer(*await self._queue.take())
+            call, (after, shards) = await self._queue.take()
+            await self._answer(call, after, shards)
 
-    async def _answer(self, call: Call, after: Cursor | None) -> None:
+    async def _answer(self, call: Call, after: Cursor | None, shards: Sequence[Shard]) -> None:
         request: Any = call.request
         page = _Page(request, self._page_bytes)
 
@@ -85,14 +84,13 @@ class GroupLags:
 
         gather = gather_lists(call, answer)
         turn = Turn()
-        for shard in self._shards[0 if after is None else after.partition :]:
-            group_id = "" if after is None else after.group_id
-            after = None
-            if shard.status is Status.FOLLOWING:
+        first, group_id = (0, "") if after is None else (after.partition, after.group_id)
+        for shard in shards:
+            if shard.partition < first:
                 continue
-            share = await self._fill(page, shard, group_id, turn)
-            if share or shard.status is Status.LOADING:
-                _show(gather, shard, share, self._now())
+            after_id = group_id if shard.partition == first else ""
+            share = await self._fill(page, shard, after_id, turn)
+            _show(gather, shard, share, self._now())
             if page.end is not None:
                 break
         gather.seal()
@@ -121,7 +119,7 @@ class GroupLags:
             minute = self._now().mono_ms // MINUTE_MS + 1
             # A little more: in floating point, the minute may read as not quite over.
             await trio.sleep_until(minute * MINUTE_MS / 1000 + 0.0005)
-            if self._topics.status is Status.ACTIVE:
+            if self._topics.is_whole:
                 for _ in self._topics.core.sample_ends(minute, self._now(), turn):
                     await trio.lowlevel.checkpoint()
             for shard in self._shards:

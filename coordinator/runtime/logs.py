@@ -126,8 +126,8 @@ class LogUser(Protocol):
     def activated(self, runner: Any) -> None:
         """A shard serves."""
 
-    def tell_shards(self, now: Now) -> None:
-        """Have the groups told what has changed of topics."""
+    def tell_changes(self, now: Now) -> None:
+        """Have told what has changed of what is the node's own, which may be followed."""
 
     def purged_changed(self) -> None:
         """Take note that another node has changed what `Store.purged` returns."""

@@ -21,8 +21,9 @@ expired deadline, an answer released. Nine tasks drive what is not a request:
   for a flush too long, and the room that is left.
 
 What is the node's own (topics, rules of access, users, quotas) is a shard like the others, over the
-node's own partition. What changes of topics, the shards of groups are told at once (`decide`);
-when each of them has removed a deleted topic's offsets, the topic is forgotten.
+node's own partition. What changes of topics, the shards of groups are told at once, also where
+another node has decided it (`tell_changes`); when each of them has removed a deleted topic's
+offsets, the topic is forgotten.
 
 Time, threads and the rounds in which requests are handled come in from outside, as one
 `Environment`, so that a simulation can replace them. An answer that is ready outside of such a
@@ -82,6 +83,8 @@ class Node:
         checks: How each part of it is.
         started: Whether it has been loaded, after which single partitions may be loaded again.
         draining: Whether it comes to its end.
+        users_changed: Called when users may have other passwords, or none.
+        quotas_changed: Called when principals may have other quotas.
     """
 
     def __init__(
@@ -104,6 +107,10 @@ class Node:
         self._loaded = trio.Event()
         self._load_ms = -1
         self.draining = False
+        self.users_changed: Callable[[], None] = lambda: None
+        self.quotas_changed: Callable[[], None] = lambda: None
+        self._told = (0, 0)  # The versions of users and quotas that were told.
+        self._told_version = 0  # Of the topics.
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
@@ -206,11 +213,11 @@ class Node:
         return all(runner.is_whole for runner in self._runner_of.values())
 
     def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
-        """Decide a request about what is the node's own, and have the groups concerned told."""
+        """Decide a request about what is the node's own, and have told whoever is concerned."""
         try:
             self.registry.handle(request, token, caller, now)
         finally:
-            self.tell_shards(now)
+            self.tell_changes(now)
 
     def read_changes(self, call: Call) -> None:
         """Answer a valid ReadOffsetChanges with what is durable now."""
@@ -337,7 +344,7 @@ class Node:
         """Tell a shard that begins to serve which deletions of topics it has to finish."""
         now = self.now()
         if runner is self.registry:
-            self.tell_shards(now)
+            self.tell_changes(now)
             self.purged_changed()
             return
         number = log_number(runner.partition, len(self._store.logs))
@@ -423,12 +430,24 @@ class Node:
             self.registry.change(partial(self.registry.core.forget, topics), self.now())
             await trio.lowlevel.checkpoint()
 
-    def tell_shards(self, now: Now) -> None:
-        """Have the groups told what has changed of topics."""
-        changes = self.registry.core.take_changes()
-        if not changes:
+    def tell_changes(self, now: Now) -> None:
+        """Have told what has changed of what is the node's own, here or where it is led.
+
+        Groups are told of topics, also those that are suspended at the moment; and whoever asked
+        to be, of users and quotas. Nothing is told while only a part of it is known.
+        """
+        if not self.registry.is_whole:
             return
-        deleted = self._purges.begin(changes)
+        core = self.registry.core
+        told, self._told = self._told, (core.users.version, core.quotas.version)
+        if told[0] != self._told[0]:
+            self.users_changed()
+        if told[1] != self._told[1]:
+            self.quotas_changed()
+        deleted = self._purges.begin(core.take_changes())
+        version, self._told_version = self._told_version, core.registry.version
+        if version == self._told_version and not deleted:
+            return
         for shard in self.shards:
             if shard.is_led:
                 shard.core.topics_changed(deleted, now)

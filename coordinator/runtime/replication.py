@@ -35,7 +35,7 @@ import outcome
 import trio
 
 from coordinator.cluster import effects as e
-from coordinator.cluster.engine import Engine, Event, Reply, Request
+from coordinator.cluster.engine import Engine, Event, Registration, Reply, Request
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import ClusterNode
 from coordinator.group.core import Now
@@ -48,7 +48,7 @@ from coordinator.log.errors import (
     LogRefused,
 )
 from coordinator.log.format import Batch, Flush
-from coordinator.runtime.coordination import Leader, NotLed
+from coordinator.runtime.coordination import Endpoints, Leader, NotLed, Peer
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
@@ -232,12 +232,18 @@ class Replication:
 
     def leader_of(self, offsets_partition: int) -> Leader | None:
         """Return who leads a partition, None while nobody who is there does; see `Coordination`."""
-        found = self.machine.leader_of(offsets_partition)
+        found = self.machine.leader_of(offsets_partition) if self.machine.is_connected else None
         if found is None:
             return None
         leader, registration = found
-        endpoints = tuple(map(_host_and_port, registration.endpoints))
-        return Leader(leader.node, endpoints, leader.epoch)
+        return Leader(leader.node, _endpoints(registration), leader.epoch)
+
+    def nodes(self) -> Sequence[Peer]:
+        """Return the registered nodes, as far as this one has seen; see `Coordination`."""
+        return [
+            Peer(node, _endpoints(registration), registration.is_ready)
+            for node, (registration, _) in sorted(self.machine.nodes.items())
+        ]
 
     async def hand_over(self) -> None:
         """Hand over what this node leads, and return when others lead it, or nobody can."""
@@ -329,6 +335,7 @@ class Replication:
             one.follow()
         if not caught_up:
             return
+        self._node.tell_changes(self._now())
         self.changed()
         if not (self._is_loaded or self._closed):
             self._is_loaded = True
@@ -638,7 +645,7 @@ class _Journal:
             if isinstance(effect, e.Followed):
                 entries = await self._replay(effect.batches)
                 if not self.number:
-                    node.tell_shards(now())
+                    node.tell_changes(now())
                 self._store.replayed(self.number, entries)
             elif self._journal.role is Role.LEADING:
                 await self._lead(node, now, effect.epoch)
@@ -667,6 +674,10 @@ class _Journal:
             node.activated(runner)
         self._store.tell("journal.led", self.number, leader_epoch=epoch)
         self._store.changed()
+
+
+def _endpoints(registration: Registration) -> Endpoints:
+    return tuple(map(_host_and_port, registration.endpoints))
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from coordinator.runtime.calls import Token
 from coordinator.runtime.logs import Log
 from protocol.errors import ErrorCode
 from protocol.messages import HeartbeatRequest, OffsetCommitRequest, Request
+from protocol.partition import NO_LEADER_EPOCH
 
 
 class Status(Enum):
@@ -362,7 +363,7 @@ class ShardRunner(Generic[C]):
         if self.unloads == unloads:
             self.read(group_id, token, lambda: seen, now())
         else:
-            token.fail(ErrorCode.NOT_COORDINATOR, self._leader_epoch)
+            token.fail(ErrorCode.NOT_COORDINATOR, NO_LEADER_EPOCH)
 
     def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
         """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""
@@ -564,9 +565,10 @@ class ShardRunner(Generic[C]):
             self.apply(outcome, now)
 
     def _refuse(self, token: Token) -> None:
+        """Refuse it, and name no epoch: the client may have seen a later one."""
         refused = self.refusal()
         assert refused is not None
-        token.fail(refused, self._leader_epoch)
+        token.fail(refused, NO_LEADER_EPOCH)
 
     def _released(self, member: Any) -> None:
         # It may be armed again by this, for longer than the timekeeper ever sleeps.
@@ -582,4 +584,4 @@ class ShardRunner(Generic[C]):
         for _, _, token, _, member in given_up:
             if member is not None:
                 self.core.released(member, now)
-            token.fail(error, self._leader_epoch)
+            token.fail(error, NO_LEADER_EPOCH)

@@ -511,6 +511,15 @@ def _no_coordinator(group_id: str) -> m.CoordinatorOfGroup:
     return m.find_coordinator_error(group_id, _GROUP_REFUSED, None)
 
 
+_describes_groups: Final = _groups(Operation.DESCRIBE, _no_coordinator, "coordinators")
+
+
+def _find_coordinator(access: Access, request: m.FindCoordinatorRequest) -> Verdict | None:
+    """DESCRIBE with each group; nothing where no groups are asked about."""
+    is_about_groups = request.key_type == m.KEY_TYPE_GROUP
+    return _describes_groups(access, request) if is_about_groups else None
+
+
 def _no_description(group_id: str) -> m.DescribedGroup:
     return m.describe_error(group_id, _GROUP_REFUSED, None, state="")
 
@@ -525,7 +534,8 @@ _reads_group: Final = _group(Operation.READ)
 
 NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.ApiVersionsRequest: _nothing,
-    m.FindCoordinatorRequest: _groups(Operation.DESCRIBE, _no_coordinator, "coordinators"),
+    m.FindCoordinatorRequest: _find_coordinator,
+    m.DescribeClusterRequest: _nothing,  # As FindCoordinator tells everybody where nodes are.
     m.JoinGroupRequest: _reads_group,
     m.SyncGroupRequest: _reads_group,
     m.HeartbeatRequest: _reads_group,

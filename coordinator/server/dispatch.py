@@ -6,7 +6,8 @@ about itself are answered even while loading, then the shard's status, then what
 says. What is checked here the core doesn't check again.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -17,6 +18,7 @@ from coordinator.config import Settings, settings_in_force
 from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.shard import GroupShard
+from coordinator.names import shortened
 from coordinator.runtime.calls import Call, Gather, Token, gather_lists
 from coordinator.runtime.coordination import Coordination, NotLed
 from coordinator.runtime.node import Node
@@ -25,7 +27,7 @@ from coordinator.server.portions import Portion, portions, whole
 from protocol import messages as m
 from protocol.codec import PackedArray, encode
 from protocol.errors import ErrorCode
-from protocol.group_ids import group_id_error, offsets_partition
+from protocol.group_ids import NODE_PARTITION, group_id_error, offsets_partition
 from protocol.messages import (
     APIS,
     describe_error,
@@ -45,6 +47,9 @@ _STEPS_AT_ONCE: Final = 100
 _ITEM_BYTES: Final = 24
 
 _E = ErrorCode
+_Refusal = tuple[ErrorCode, str]
+# An offsets partition, as a key of FindCoordinator.
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,4}")
 # What a request is refused with for its content, if not with INVALID_REQUEST.
 _ERROR_OF_CONTENT: Final = {m.JoinGroupRequest: _E.INVALID_SESSION_TIMEOUT}
 
@@ -54,8 +59,6 @@ class Dispatcher:
 
     Attributes:
         known_shards: Of groups that were asked for: their ids are legal.
-        users_changed: Called when users may have other passwords, or none.
-        quotas_changed: Called when principals may have other quotas.
     """
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
@@ -63,12 +66,15 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
-        self.users_changed: Callable[[], None] = lambda: None
-        self.quotas_changed: Callable[[], None] = lambda: None
         self._problem_of: dict[type, Callable[[Any], str | None]] = {
             api.request: api.problem for api in APIS.values() if api.problem is not None
         }
         self._problem_of[m.JoinGroupRequest] = self._session_problem
+        self._partition_of: Mapping[int, Callable[[str], int | _Refusal]] = {
+            m.KEY_TYPE_GROUP: self._partition_of_group,
+            m.KEY_TYPE_CLUSTER: lambda _: NODE_PARTITION,
+            m.KEY_TYPE_PARTITION: self._partition_of_number,
+        }
         self._special: Mapping[type, Callable[[Call, Any, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.SaslHandshakeRequest: self._no_log_in,
@@ -97,6 +103,7 @@ class Dispatcher:
             m.ScanOffsetsRequest: self._scan_offsets,
             m.ReadOffsetChangesRequest: self._read_changes,
             m.CompactLogRequest: self._compact_log,
+            m.DescribeClusterRequest: self._describe_cluster,
             m.DescribeNodeRequest: self._describe_node,
             m.DescribeSettingsRequest: self._describe_settings,
             m.ReloadPartitionRequest: self._reload_partition,
@@ -205,33 +212,59 @@ class Dispatcher:
         call.fail(_E.ILLEGAL_SASL_STATE, -1)
 
     def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
-        self._in_slices(call, self._locating(call, request), len(request.group_ids))
+        keys = request.group_ids
+        if request.key_type == m.KEY_TYPE_PARTITION and not keys:
+            keys = tuple(map(str, range(self._node.num_partitions)))
+        self._in_slices(call, self._locating(call, request.key_type, keys), len(keys))
 
-    def _locating(self, call: Call, request: m.FindCoordinatorRequest) -> Iterator[None]:
+    def _locating(self, call: Call, key_type: int, keys: Iterable[str]) -> Iterator[None]:
         listener = call.asker.listener
         found = []
-        for group_id in request.group_ids:
-            found.append(self._locate(request.key_type, group_id, listener))
+        for key in keys:
+            found.append(self._locate(key_type, key, listener))
             yield
         epoch = found[0].leader_epoch if len(found) == 1 else -1
         call.resolve(m.FindCoordinatorResponse(tuple(found)), epoch)
 
-    def _locate(self, key_type: int, group_id: str, listener: int) -> m.CoordinatorOfGroup:
-        if key_type != m.KEY_TYPE_GROUP:
+    def _locate(self, key_type: int, key: str, listener: int) -> m.CoordinatorOfGroup:
+        partition_of = self._partition_of.get(key_type)
+        if partition_of is None:
             message = f"key type {key_type} is not known; 0 is a group"
-            return find_coordinator_error(group_id, _E.INVALID_REQUEST, message)
+            return find_coordinator_error(key, _E.INVALID_REQUEST, message)
+        partition = partition_of(key)
+        if isinstance(partition, tuple):
+            return find_coordinator_error(key, *partition)
+        leader = self._coordination.leader_of(partition)
+        # By another listener he may not get in, or not by what he knows.
+        if leader is None or listener >= len(leader.endpoints):
+            message = f"offsets partition {partition} has no leader"
+            if leader is not None:
+                message = f"node {leader.node_id}, which leads it, has no listener like this one"
+            return find_coordinator_error(key, _E.COORDINATOR_NOT_AVAILABLE, message)
+        node_id, endpoints, epoch = leader
+        host, port = endpoints[listener]
+        return m.CoordinatorOfGroup(key, _E.NONE, None, node_id, host, port, partition, epoch)
+
+    def _partition_of_group(self, group_id: str) -> int | _Refusal:
         problem = group_id_error(group_id)
         if problem is not None:
-            return find_coordinator_error(group_id, _E.INVALID_GROUP_ID, problem)
-        partition = offsets_partition(group_id, self._node.num_partitions)
-        leader = self._coordination.leader_of(partition)
-        if leader is None:
-            message = f"offsets partition {partition} has no leader"
-            return find_coordinator_error(group_id, _E.COORDINATOR_NOT_AVAILABLE, message)
-        node_id, endpoints, epoch = leader
-        # By another listener he may not get in, or not by what he knows.
-        host, port = endpoints[listener]
-        return m.CoordinatorOfGroup(group_id, _E.NONE, None, node_id, host, port, partition, epoch)
+            return _E.INVALID_GROUP_ID, problem
+        return offsets_partition(group_id, self._node.num_partitions)
+
+    def _partition_of_number(self, number: str) -> int | _Refusal:
+        count = self._node.num_partitions
+        if _NUMBER.fullmatch(number) and int(number) < count:
+            return int(number)
+        return _E.INVALID_REQUEST, f"there is no offsets partition {shortened(number)} of {count}"
+
+    def _describe_cluster(self, call: Call, _request: m.DescribeClusterRequest, _now: Now) -> None:
+        listener = call.asker.listener
+        nodes = tuple(
+            m.ClusterNode(node.node_id, *node.endpoints[listener], node.is_ready)
+            for node in self._coordination.nodes()
+            if listener < len(node.endpoints)
+        )
+        call.resolve(m.DescribeClusterResponse(_E.NONE, self._node.cluster_id, nodes), -1)
 
     def _describe_node(self, call: Call, _request: m.DescribeNodeRequest, _now: Now) -> None:
         call.resolve(self._node.describe(self._settings.node_id), -1)
@@ -426,13 +459,34 @@ class Dispatcher:
         self._node.slices.submit(call, deciding())
 
     def _list_groups(self, call: Call, request: m.ListGroupsRequest, _now: Now) -> None:
-        if any(shard.status is Status.LOADING for shard in self._node.shards):
-            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
-            return
+        shards = self._shards_asked_for(call, request.offsets_partitions)
+        if shards is not None:
+            self._node.slices.submit(call, self._listing(call, request, shards))
 
-        self._node.slices.submit(call, self._listing(call, request))
+    def _shards_asked_for(
+        self, call: Call, partitions: Sequence[int] | None
+    ) -> Sequence[ShardRunner[GroupShard]] | None:
+        """Return those of *partitions*, or all that this node leads; None if *call* was refused."""
+        shards = self._node.shards
+        if partitions is None:
+            if any(shard.status is Status.LOADING for shard in shards):
+                call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+                return None
+            return [shard for shard in shards if shard.status is not Status.FOLLOWING]
+        numbers = sorted(set(partitions))
+        if numbers and numbers[-1] >= len(shards):
+            call.fail(_E.INVALID_REQUEST, -1)
+            return None
+        asked = [shards[number] for number in numbers]
+        refused = next(filter(None, (shard.refusal() for shard in asked)), None)
+        if refused is not None:
+            call.fail(refused, -1)
+            return None
+        return asked
 
-    def _listing(self, call: Call, request: m.ListGroupsRequest) -> Iterator[None]:
+    def _listing(
+        self, call: Call, request: m.ListGroupsRequest, shards: Iterable[ShardRunner[GroupShard]]
+    ) -> Iterator[None]:
         packed = PackedArray()
         limit_bytes = self._settings.response_max_bytes
         sees_group = call.asker.sees_group
@@ -448,10 +502,9 @@ class Dispatcher:
             return ()
 
         gather = gather_lists(call, lambda _: m.ListGroupsResponse(_E.NONE, packed.whole()))
-        for shard in self._node.shards:
-            if shard.status is Status.ACTIVE:
-                part = gather.part(lambda error: error)
-                yield from shard.read_in_slices(None, part, look(shard), self._node.now)
+        for shard in shards:
+            part = gather.part(lambda error: error)
+            yield from shard.read_in_slices(None, part, look(shard), self._node.now)
             if packed.size_bytes > limit_bytes:
                 call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
                 return
@@ -465,8 +518,8 @@ class Dispatcher:
         problem = None if pattern is None else topics.pattern_problem(pattern)
         if problem is not None:
             _refuse(call, _E.INVALID_REGULAR_EXPRESSION, f"pattern {pattern!r}: {problem}")
-        else:
-            self._node.group_lags.submit(call)
+        elif (shards := self._shards_asked_for(call, request.offsets_partitions)) is not None:
+            self._node.group_lags.submit(call, shards)
 
     def _look_into_group(
         self,
@@ -496,10 +549,6 @@ class Dispatcher:
                 lambda asked, token, at: self._node.decide(asked, token, caller, at),
                 now,
             )
-            if type(request) is m.AlterUserScramCredentialsRequest:
-                self.users_changed()
-            elif type(request) is m.AlterClientQuotasRequest:
-                self.quotas_changed()
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, _now: Now) -> None:
         if not self._content_is_sound(call, request):

@@ -71,6 +71,8 @@ class Server:
             start_flushes=node.start_flushes,
             max_connections=max_connections,
         )
+        node.users_changed = self.sessions.users_changed
+        node.quotas_changed = self.gatekeeper.throttles.changed
         self._now = environment.now
         self._poller = environment.poller
 

@@ -994,7 +994,6 @@ class Sessions:
         self.settings = settings
         self.gatekeeper = gatekeeper
         self.dispatcher = gatekeeper.dispatcher
-        self.dispatcher.users_changed = lambda: self.poller.call_soon(self._end_strangers)
         self.held = HeldByAll(settings)
         self._held_by: dict[str, Held] = {}
         self.with_answers: list[Session] = []
@@ -1006,6 +1005,7 @@ class Sessions:
         self.max_connections = max_connections
         self._all: dict[Session, None] = {}
         self._round_now: Now | None = None
+        self._ends_strangers = False
         self._failed_requests = 0
         self._last_warned_ms: dict[str, int] = {}
         environment.metrics.update(
@@ -1060,11 +1060,18 @@ class Sessions:
         keeper = self.gatekeeper
         return not keeper.has_gates or keeper.throttles.has_place(principal)
 
+    def users_changed(self) -> None:
+        """Users have other passwords now, or none: end, soon, the sessions that these were for."""
+        if not self._ends_strangers:
+            self._ends_strangers = True
+            self.poller.call_soon(self._end_strangers)
+
     def _end_strangers(self) -> None:
         """End the sessions whose users have other passwords now, or none.
 
         Whoever waits for an answer, as the one who asked for this may, has until the next sweep.
         """
+        self._ends_strangers = False
         wall_ms = self.now().wall_ms
         for session in self:
             over = None if session.gate is None else session.gate.over_because(wall_ms)

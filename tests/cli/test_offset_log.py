@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -29,19 +30,25 @@ STEPS = st.lists(
 
 
 class Asking(Coordinator):
-    """A connection to a coordinator with a log."""
+    """A coordinator with a log, or nobody."""
 
     def __init__(self, log: OffsetsLog) -> None:
-        super().__init__(Address("127.0.0.1", 1), timeout_s=1)
+        super().__init__([Address("127.0.0.1", 1)], timeout_s=1)
         self.log = log
         self.is_away = False
 
-    def _exchange(self, requests: Sequence[m.Request]) -> Iterator[m.Response]:
-        for request in requests:
-            if self.is_away:
-                raise ConnectionResetError("gone")
-            answer: m.Response = self.log.answers[type(request)](request)
-            yield answer
+    def ask_all(self, requests: Sequence[m.Request]) -> list[Any]:
+        """Have the log answer."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: m.Request) -> Any:
+        if self.is_away:
+            raise Unreachable("No coordinator answers at 127.0.0.1:1: gone")
+        if request == m.FindCoordinatorRequest(m.KEY_TYPE_PARTITION, ()):
+            return m.FindCoordinatorResponse(())
+        answer = self.log.answers[type(request)](request)
+        error = getattr(answer, "error", 0)
+        return AskFailed("refused", error) if error else answer
 
 
 def play(log: OffsetsLog, steps: Iterator[Step]) -> None:

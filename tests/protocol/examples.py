@@ -144,6 +144,14 @@ _MORE: Final = (
         ),
     ),
     Example(
+        12,
+        "which groups are there",
+        0,
+        m.ListGroupsRequest(("Stable", "Empty"), ()),
+        m.ListGroupsResponse(0, (m.ListedGroup(GROUP, "consumer", "Stable", "classic"),)),
+        -1,
+    ),
+    Example(
         17,
         "a static member finds its place taken",
         1,
@@ -254,6 +262,19 @@ _MORE: Final = (
             (m.ScannedOffset(GROUP, "flights", 0, 42, -1, "batch 7", STARTED_MS, -1),),
             b"\x01\x02",
         ),
+    ),
+    Example(
+        41,
+        "how far behind are all groups",
+        0,
+        m.SummarizeGroupsRequest("etl.*", (), b"", 100, 3),
+        m.SummarizeGroupsResponse(
+            0,
+            None,
+            (m.GroupSummary(GROUP, "consumer", "Stable", 1, 2, 1, 8, 20, 150_000, (20, -1, 12)),),
+            b"",
+        ),
+        -1,
     ),
 )
 

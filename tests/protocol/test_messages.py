@@ -217,6 +217,7 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.AlterOffsetsRequest("g", (), False, None), (CODE, None, (), ())),
     (m.DescribeSettingsRequest(), (CODE, ())),
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
+    (m.DescribeClusterRequest(), (CODE, "", ())),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
     (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),
     (m.DescribeJournalsRequest(), (CODE, None, -1, False, -1, -1, -1, -1, ())),

@@ -103,7 +103,7 @@ async def test_every_journal_has_one_leader_and_all_others_follow(
     """The load is spread, and any node says who has a group."""
     async with cluster() as here:
         # Whoever was ready first has led all, and gives them away.
-        await until(lambda: is_balanced(here))
+        await until(lambda: is_balanced(here) and here.is_settled)
         led = [
             [shard.partition for shard in host.node.shards if shard.status is Status.ACTIVE]
             for host in here.hosts.values()

@@ -21,7 +21,8 @@ Right = tuple[Op, T]
 C, G, TP = T.CLUSTER, T.GROUP, T.TOPIC
 MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.ApiVersionsRequest: (),
-    m.FindCoordinatorRequest: ((Op.DESCRIBE, G),),
+    m.FindCoordinatorRequest: ((Op.DESCRIBE, G),),  # Of groups: see below.
+    m.DescribeClusterRequest: (),
     m.JoinGroupRequest: ((Op.READ, G),),
     m.SyncGroupRequest: ((Op.READ, G),),
     m.HeartbeatRequest: ((Op.READ, G),),
@@ -327,6 +328,12 @@ def test_groups_that_are_refused_have_their_place() -> None:
     there = m.CoordinatorOfGroup("mine", 0, None, 1, "h", 9310, 3, 1)
     answer = found_ones.complete(m.FindCoordinatorResponse((there,)))
     assert [c.error for c in answer.coordinators] == [30, 0]  # type: ignore[attr-defined]  # of a search
+
+
+def test_where_nodes_are_is_told_to_everybody() -> None:
+    """Who may register a topic, say, must find out where; what is there isn't told by it."""
+    for key_type in (m.KEY_TYPE_CLUSTER, m.KEY_TYPE_PARTITION):
+        assert verdict_of(access(), m.FindCoordinatorRequest(key_type, ("0",))) is None
 
 
 def test_nothing_tells_whether_a_group_is_there() -> None:

@@ -11,8 +11,11 @@ from trio.testing import MockClock
 from coordinator.group.shard import GroupShard
 from protocol.connection import encode_error
 from protocol.errors import ErrorCode
+from protocol.group_ids import NODE_PARTITION
 from protocol.messages import (
     APIS,
+    KEY_TYPE_CLUSTER,
+    KEY_TYPE_PARTITION,
     ApiKey,
     ApiVersionRange,
     ApiVersionsRequest,
@@ -197,13 +200,39 @@ async def test_every_request_of_the_protocol_is_served(
 async def test_another_key_type_is_refused_per_group(autojump_clock: MockClock) -> None:
     """Transactions are not coordinated here."""
     async with world() as w:
-        answer = await w.connect().ask(FindCoordinatorRequest(1, ("g", "h")))
+        answer = await w.connect().ask(FindCoordinatorRequest(3, ("g", "h")))
 
         assert isinstance(answer, FindCoordinatorResponse)
         assert [(c.group_id, c.error, c.node_id) for c in answer.coordinators] == [
             ("g", 42, -1),
             ("h", 42, -1),
         ]
+
+
+async def test_what_is_the_clusters_own_has_a_coordinator(autojump_clock: MockClock) -> None:
+    """Whoever registers topics has to know where, and no group says so."""
+    async with world() as w:
+        answer = await w.connect().ask(FindCoordinatorRequest(KEY_TYPE_CLUSTER, ("", "any")))
+
+        assert isinstance(answer, FindCoordinatorResponse)
+        assert [(c.group_id, c.error, c.offsets_partition) for c in answer.coordinators] == [
+            ("", 0, NODE_PARTITION),
+            ("any", 0, NODE_PARTITION),
+        ]
+
+
+async def test_all_offsets_partitions_have_coordinators(autojump_clock: MockClock) -> None:
+    """Whoever wants all groups asks each node for those of its own; numbers are checked."""
+    async with world() as w:
+        client = w.connect()
+        every = await client.ask(FindCoordinatorRequest(KEY_TYPE_PARTITION, ()))
+        some = await client.ask(FindCoordinatorRequest(KEY_TYPE_PARTITION, ("1", "50", "-1", "x")))
+
+        assert isinstance(every, FindCoordinatorResponse)
+        assert isinstance(some, FindCoordinatorResponse)
+        found = [(c.group_id, c.error, c.offsets_partition) for c in every.coordinators]
+        assert found == [(str(n), 0, n) for n in range(w.node.num_partitions)]
+        assert [c.error for c in some.coordinators] == [0, 42, 42, 42]
 
 
 # --- while loading ----------------------------------------------------------------------

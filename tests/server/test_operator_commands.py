@@ -421,7 +421,9 @@ def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     line.answers[m.RegisterTopicsRequest] = registered
     line.answers[m.DescribeTopicsRequest] = listed
     line.answers[m.DeleteTopicsRequest] = m.DeleteTopicsResponse(0, (m.DeletedTopic("t", 0),))
-    line.answers[m.OffsetFetchRequest] = m.OffsetFetchResponse(())
+    line.answers[m.OffsetFetchRequest] = lambda request: m.OffsetFetchResponse(
+        (m.GroupOffsets(request.groups[0].group_id, 0, ()),)
+    )
 
     assert line.run("topics", "register", "t", "6").output == "ok\n"
     line.answers[m.RegisterTopicsRequest] = shrunk

@@ -50,6 +50,13 @@ class ClusterNetwork(Network):
         """Return who listens there, None if nobody does."""
         return self._listeners.get(host)
 
+    def freeze(self, host: str) -> None:
+        """The process of that host stands still: its system takes connections, and no more."""
+        self._listeners[host] = Listener()
+        for connection in self.connections.values():
+            if connection.host == host:
+                connection.to_server.hold(held=True)
+
     def sever_host(self, host: str) -> None:
         """The process of that host is gone."""
         self._listeners.pop(host, None)

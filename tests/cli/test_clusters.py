@@ -1,0 +1,229 @@
+"""Commands on a cluster: any of its nodes is named, and the one is asked that knows."""
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from click.testing import CliRunner, Result
+
+from coordinator.cli.main import main
+from protocol import messages as m
+from protocol.errors import ErrorCode
+from protocol.group_ids import NODE_PARTITION
+from tests.fakes.command_line import FakeSocket, cells
+
+# By offsets partition: the node that leads it. Groups are named by theirs.
+LEADERS: Final = {0: 1, 1: 2, 2: 1, NODE_PARTITION: 2}
+CLUSTER: Final = "127.0.0.1:1,127.0.0.1:2"
+
+
+class Nodes:
+    """Two nodes, at ports that are their ids; each answers of what it leads.
+
+    Attributes:
+        away: Those that nobody reaches.
+        asked: What each was asked, but for who it is.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away: set[int] = set()
+        self.leaders = dict(LEADERS)
+        self.asked: list[tuple[int, m.Request]] = []
+        self.host = "127.0.0.1"
+        self.found: Callable[[], None] = lambda: None  # Called after each search.
+        monkeypatch.setattr(socket, "create_connection", self._connect)
+
+    def _connect(self, where: tuple[str, int], **_: object) -> FakeSocket:
+        if where[0] != "127.0.0.1" or where[1] in self.away:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return FakeSocket(lambda request: self._answer(where[1], request))
+
+    def _answer(self, node: int, request: Any) -> m.Response:
+        if isinstance(request, m.ApiVersionsRequest):
+            return m.ApiVersionsResponse(0, (), "s", "c", node, 1)
+        self.asked.append((node, request))
+        answers: dict[type, Callable[[int, Any], m.Response]] = {
+            m.FindCoordinatorRequest: self._find,
+            m.DescribeClusterRequest: self._cluster,
+            m.DescribeNodeRequest: self._node,
+            m.ListGroupsRequest: self._list,
+            m.SummarizeGroupsRequest: self._summarize,
+            m.DescribeTopicsRequest: self._topics,
+            m.DescribeRebalancesRequest: self._rebalances,
+        }
+        return answers[type(request)](node, request)
+
+    def _find(self, _node: int, request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
+        keys = request.group_ids
+        if request.key_type == m.KEY_TYPE_CLUSTER:
+            keys = (str(NODE_PARTITION),)
+        elif not keys:
+            keys = ("0", "1", "2")
+        names = request.group_ids or keys
+        places = [self._place(key, name) for key, name in zip(keys, names, strict=True)]
+        self.found()
+        return m.FindCoordinatorResponse(tuple(places))
+
+    def _place(self, key: str, name: str) -> m.CoordinatorOfGroup:
+        partition = int(key)
+        leader = self.leaders.get(partition)
+        if leader is None:
+            return m.find_coordinator_error(name, 15, "it has no leader")
+        return m.CoordinatorOfGroup(name, 0, None, leader, self.host, leader, partition, 1)
+
+    def _cluster(self, _node: int, _: m.DescribeClusterRequest) -> m.DescribeClusterResponse:
+        there = [node for node in (1, 2) if node not in self.away]
+        nodes = tuple(m.ClusterNode(node, self.host, node, is_ready=True) for node in there)
+        return m.DescribeClusterResponse(0, "c", nodes)
+
+    def _node(self, node: int, _: m.DescribeNodeRequest) -> m.DescribeNodeResponse:
+        partitions = tuple(
+            m.NodePartition(number, "active" if leader == node else "following", 3, 3)
+            for number, leader in self.leaders.items()
+        )
+        return m.DescribeNodeResponse(0, node, 1, "ready", (), partitions, ())
+
+    def _list(self, node: int, request: m.ListGroupsRequest) -> m.ListGroupsResponse:
+        assert request.offsets_partitions is not None
+        if any(self.leaders[one] != node for one in request.offsets_partitions):
+            return m.ListGroupsResponse(ErrorCode.NOT_COORDINATOR, ())
+        groups = (m.ListedGroup(str(one), "", "Empty", "") for one in request.offsets_partitions)
+        return m.ListGroupsResponse(0, tuple(groups))
+
+    def _summarize(self, node: int, request: m.SummarizeGroupsRequest) -> m.SummarizeGroupsResponse:
+        listed = self._list(node, m.ListGroupsRequest((), (), request.offsets_partitions))
+        numbers = ("", "Empty", 0, 0, 0, -1, -1, -1, ())
+        groups = tuple(m.GroupSummary(one.group_id, *numbers) for one in listed.groups)
+        return m.SummarizeGroupsResponse(listed.error, None, groups, b"")
+
+    def _topics(self, node: int, _: m.DescribeTopicsRequest) -> m.DescribeTopicsResponse:
+        if self.leaders[NODE_PARTITION] != node:
+            return m.DescribeTopicsResponse(ErrorCode.NOT_COORDINATOR, None, (), has_more=False)
+        topic = m.DescribedTopic("t", 0, 3, (), ())
+        return m.DescribeTopicsResponse(0, None, (topic,), has_more=False)
+
+    def _rebalances(
+        self, node: int, request: m.DescribeRebalancesRequest
+    ) -> m.DescribeRebalancesResponse:
+        error = 0 if self.leaders.get(int(request.group_id)) == node else 16
+        return m.DescribeRebalancesResponse(error, None, request.group_id, ())
+
+    def asked_for(self, kind: type) -> list[int]:
+        """Return which nodes were asked for that."""
+        return [node for node, request in self.asked if type(request) is kind]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Return two nodes that are there."""
+    return Nodes(monkeypatch)
+
+
+def run(*arguments: str, at: str = CLUSTER) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(main, [*arguments, "--at", at])
+
+
+def test_the_node_is_asked_that_knows(nodes: Nodes) -> None:
+    """The first one that is named says that it isn't the one, and then which one is."""
+    done = run("topics", "list")
+
+    assert cells(done.stdout) == [["t", "3", "0"]]
+    assert nodes.asked_for(m.DescribeTopicsRequest) == [1, 2]
+
+
+def test_what_is_asked_of_the_right_node_needs_no_search(nodes: Nodes) -> None:
+    """One node, which has everything, is asked as ever."""
+    assert run("groups", "rebalances", "0").exit_code == 0
+    assert nodes.asked_for(m.FindCoordinatorRequest) == []
+
+
+def test_a_node_that_is_away_is_passed_over(nodes: Nodes) -> None:
+    """Any of those that are named will do."""
+    nodes.away = {1}
+
+    assert cells(run("topics", "list").stdout) == [["t", "3", "0"]]
+    nodes.away = {1, 2}
+    done = run("topics", "list")
+    assert done.exit_code == 69
+    assert done.stderr.count("No coordinator answers at") == 2
+
+
+def test_groups_of_all_nodes_are_listed(nodes: Nodes) -> None:
+    """Each node lists its own."""
+    done = run("groups", "list", at="127.0.0.1:2")
+
+    assert [row[0] for row in cells(done.stdout)] == ["0", "1", "2"]
+    assert sorted(nodes.asked_for(m.SummarizeGroupsRequest)) == [1, 2]
+
+
+def test_a_node_is_asked_where_it_was_reached(nodes: Nodes) -> None:
+    """The address that it tells may not lead there, through a tunnel, say."""
+    nodes.host = "inside.example"
+    nodes.leaders = dict.fromkeys(nodes.leaders, 1)
+    done = run("groups", "list", at="127.0.0.1:1")
+
+    assert [row[0] for row in cells(done.stdout)] == ["0", "1", "2"]
+
+
+def test_a_list_is_begun_anew_when_somebody_else_leads_meanwhile(nodes: Nodes) -> None:
+    """Half of an older one and half of a newer one would have gaps."""
+
+    def move() -> None:
+        nodes.leaders[2] = 2
+
+    nodes.found = move
+    done = run("groups", "list")
+
+    assert [row[0] for row in cells(done.stdout)] == ["0", "1", "2"]
+
+
+def test_a_partition_without_a_leader_is_told(nodes: Nodes) -> None:
+    """It passes, and till then some groups can't be shown."""
+    del nodes.leaders[1]
+    listed, one = run("groups", "list"), run("groups", "rebalances", "1")
+
+    for done in (listed, one):
+        assert done.exit_code == 1
+        assert "it has no leader (COORDINATOR_NOT_AVAILABLE)" in done.stderr
+
+
+def test_the_health_of_all_nodes_is_a_table(nodes: Nodes) -> None:
+    """Who leads how much; the status of the command is that of the worst."""
+    done = run("health", "--all", at="127.0.0.1:1")
+
+    assert (done.exit_code, cells(done.stdout)) == (
+        0,
+        [["1", "127.0.0.1:1", "ready", "2", "4"], ["2", "127.0.0.1:2", "ready", "2", "4"]],
+    )
+
+
+def test_a_node_that_is_away_is_shown_if_it_was_named(nodes: Nodes) -> None:
+    """The cluster itself forgets it with its session."""
+    nodes.away = {2}
+    done = run("health", "--all")
+    shown = json.loads(run("health", "--all", "--output", "json").stdout)
+
+    assert done.exit_code == 1
+    assert cells(done.stdout)[1] == ["-", "127.0.0.1:2", "away", "-", "-"]
+    assert [node["status"] for node in shown["nodes"]] == ["ready", "away"]
+
+
+def test_health_is_that_of_one_node_unless_all_are_asked_for(nodes: Nodes) -> None:
+    """A probe must not fail for another node; what it follows is as it should be."""
+    nodes.away = {2}
+    done = run("health", at="127.0.0.1:1")
+
+    assert done.exit_code == 0
+    assert "following" not in done.stdout
+
+
+def test_an_address_that_is_none_is_a_wrong_command_line(nodes: Nodes) -> None:
+    """Whichever of them it is."""
+    done = run("ping", at="127.0.0.1:1,nowhere")
+
+    assert done.exit_code == 2
+    assert "'nowhere' is not HOST:PORT" in done.stderr
+    assert nodes.asked == []
