@@ -20,8 +20,8 @@ called from the next look on, and loses nothing, since it is then still ready.
 Other tasks must run too, so what takes longer than `SLICE_S` is put aside for one turn of trio's.
 So is what was put off by `call_soon`, which has a slice of its own behind that: who asks for little
 is never behind who goes on with much, and each of the two gets on.
-The time is trio's own: under a virtual clock it stands still within a turn, and what happens does
-not depend on how fast the machine is.
+The time is trio's own, unless another one is given: under a virtual clock it stands still within a
+turn, and what happens does not depend on how fast the machine is.
 
 A pass of trio's loop for each request costs more than what a heartbeat asks for. So the task
 *stays* once requests follow each other closely, which two short waits in a row show: it waits in
@@ -89,15 +89,22 @@ class Poller:
         in_round: Whether a round is on, so that its end will come before trio's other tasks run.
     """
 
-    def __init__(self, stay_s: float = 0, slice_s: float = SLICE_S) -> None:
+    def __init__(
+        self,
+        stay_s: float = 0,
+        slice_s: float = SLICE_S,
+        clock_s: Callable[[], float] = trio.current_time,
+    ) -> None:
         """Make it.
 
         Args:
             stay_s: How long it waits for more outside of trio, while much comes.
             slice_s: How long a round may take before other tasks have their turn.
+            clock_s: It measures that. trio's own is asked through three functions, each time.
         """
         self._stay_s = stay_s
         self._slice_s = slice_s
+        self._clock_s = clock_s
         self._epoll = select.epoll()
         self._watched: dict[int, OnReady] = {}
         self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
@@ -158,7 +165,7 @@ class Poller:
 
         With *rests* it is that which says when the next round may begin.
         """
-        clock = trio.lowlevel.current_clock().current_time
+        clock = self._clock_s
         fd = self._epoll.fileno()
         others = _Runnable()
         if self._stay_s:
@@ -188,7 +195,7 @@ class Poller:
                     rests.begin()
                 self.in_round = True
                 try:
-                    self._round(clock)
+                    self._round()
                     at_round_end()
                 finally:
                     self.in_round = False
@@ -206,8 +213,8 @@ class Poller:
         self._ready.reverse()
         self._looks += 1
 
-    def _round(self, clock: Callable[[], float]) -> None:
-        ready, soon, watched = self._ready, self._soon, self._watched
+    def _round(self) -> None:
+        ready, soon, watched, clock = self._ready, self._soon, self._watched, self._clock_s
         number_soon = len(soon)
         until_s = clock() + self._slice_s
         while ready:

@@ -83,7 +83,7 @@ def new_cluster_id() -> str:
 
 def real_environment(telemetry: Telemetry, emit_event: Tee) -> Environment:
     """Return the clock, the ids and the threads of the real world."""
-    poller = Poller(STAY_S)
+    poller = Poller(STAY_S, clock_s=time.perf_counter)
     mailbox = Mailbox(poller.watch)
     disk = DiskThread("disk", mailbox.put)
     return Environment(
