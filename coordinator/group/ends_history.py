@@ -16,9 +16,9 @@ changed it. After a load that is the last one in the log. So two reports are eno
 Who has committed less than the oldest point is behind for at least as long as that is old. An end
 that goes back is that of another topic with the same name: its past is forgotten.
 
-All times are monotonic, so a clock that is set moves no lag; but the time of the day is kept of
-when an end was last told at all. The log has that of the last change only, as nothing is logged for
-an end that stays.
+All times are monotonic, so a clock that is set moves no lag, and makes no end look younger than it
+is; but the time of the day is kept, too, of when an end was last told at all. The log has that of
+the last change only, as nothing is logged for an end that stays.
 """
 
 from array import array
@@ -33,14 +33,15 @@ from protocol.messages import EndOffset
 # Behind the minutes of a column.
 _CHANGED: Final = SAMPLES_KEPT  # When the end of the moment was first told.
 _TOLD: Final = SAMPLES_KEPT + 1  # When it was last told, by the clock of the day.
-_FIRST_MS: Final = SAMPLES_KEPT + 2
-_FIRST_END: Final = SAMPLES_KEPT + 3
+_HEARD: Final = SAMPLES_KEPT + 2  # The same, monotonic.
+_FIRST_MS: Final = SAMPLES_KEPT + 3
+_FIRST_END: Final = SAMPLES_KEPT + 4
 
 
 class TopicEnds(Minutes):
     """The ends of one topic."""
 
-    COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 4)
+    COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 5)
     CARRIES = True
 
     __slots__ = ()
@@ -61,6 +62,16 @@ class TopicEnds(Minutes):
         block, at = found
         cells: array[int] = block.cells
         return max(end.reported_ms, cells[at + _TOLD])
+
+    def age_ms(self, end: EndOffset, mono_ms: int, wall_ms: int) -> int:
+        """Return for how long nobody has told of *end*."""
+        found = self.find(end.partition)
+        if found is None:  # Within a minute of the load.
+            return max(wall_ms - end.reported_ms, 0)
+        block, at = found
+        cells: array[int] = block.cells
+        heard_ms = cells[at + _HEARD]
+        return max(mono_ms - (cells[at + _CHANGED] if heard_ms == UNKNOWN else heard_ms), 0)
 
     def behind_ms(
         self, ends: Iterable[EndOffset | None], committed: Iterable[int], now_ms: int
@@ -109,7 +120,7 @@ class EndsHistory:
             found = ends.note_change(before or end, mono_ms, wall_ms)
         block, at = found
         cells = block.cells
-        cells[at + _TOLD] = wall_ms
+        cells[at + _TOLD], cells[at + _HEARD] = wall_ms, mono_ms
         if before is None or before.end_offset == end.end_offset:
             return
         if end.end_offset < before.end_offset:

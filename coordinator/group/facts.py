@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from coordinator.group import history
-from coordinator.group.core import Core
+from coordinator.group.core import Core, Now
 from coordinator.group.group import Group
 from coordinator.group.lag import (
     BEHIND_LOOKS,
@@ -144,7 +144,7 @@ class TopicEndFacts(NamedTuple):
     topic: str
     partition_count: int
     end_sum: int  # Of the partitions of which an end was told; -1 if there is none.
-    told_ms: int  # Wall clock: when the end that waits longest was last told, changed or not.
+    age_ms: int  # For how long one end was not told of, changed or not: the longest; -1 likewise.
 
 
 def facts(core: Core, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
@@ -408,7 +408,7 @@ def _missing(group: Group, *, is_join: bool) -> Iterator[str]:
         yield from group.pending
 
 
-def topic_end_facts(registry: Registry, turn: Turn) -> Iterator[TopicEndFacts | None]:
+def topic_end_facts(registry: Registry, now: Now, turn: Turn) -> Iterator[TopicEndFacts | None]:
     """Yield all topics by name, and None whenever *turn* is over."""
     order = yield from in_order(registry.topics)
     for topic in order:
@@ -416,16 +416,16 @@ def topic_end_facts(registry: Registry, turn: Turn) -> Iterator[TopicEndFacts | 
         if not count:
             continue
         end_sum = known = 0
-        told_ms = UNKNOWN
+        longest_ms = UNKNOWN
         ends = iter(list(registry.ends_of(topic).values()))
         while chunk := list(islice(ends, TURN_LOOKS)):
             end_sum += sum(end.end_offset for end in chunk)
             known += len(chunk)
-            oldest_ms = min(map(registry.ends_history.of(topic).told_ms, chunk))
-            told_ms = oldest_ms if told_ms == UNKNOWN else min(told_ms, oldest_ms)
+            age_ms = registry.ends_history.of(topic).age_ms
+            longest_ms = max(longest_ms, *(age_ms(end, now.mono_ms, now.wall_ms) for end in chunk))
             if turn.is_over_after(len(chunk)):
                 yield None
-        yield TopicEndFacts(topic, count, end_sum if known else UNKNOWN, told_ms)
+        yield TopicEndFacts(topic, count, end_sum if known else UNKNOWN, longest_ms)
         if turn.is_over_after(1):
             yield None
 

@@ -370,7 +370,7 @@ class Api:
         """Answer /api/v1/topics."""
         cursor = read_cursor(query.text("cursor"), "topic")
         core = self._node.registry.core
-        rows = await in_turns(core.topic_facts(Turn()), self._pause)
+        rows = await in_turns(core.topic_facts(self._node.now(), Turn()), self._pause)
         viewer = request.viewer
         if not viewer.sees_all:
             rows = await self._filtered(rows, lambda row: viewer.sees_topic(row.topic))
@@ -378,8 +378,7 @@ class Api:
         if part:
             rows = await self._filtered(rows, lambda row: part in row.topic.casefold())
         shown, following = page_of(request, query.number("limit"), rows, _by_topic, cursor)
-        now_ms = self._node.now().wall_ms
-        parts = await self._list(shown, partial(_show_topic, now_ms), len(rows), following)
+        parts = await self._list(shown, _show_topic, len(rows), following)
         await self._asker.topics(lambda _core: None)
         return answer_of(parts)
 
@@ -395,21 +394,21 @@ class Api:
         if known is None or known.is_deleted:
             raise await self._asker.no_topic(name, viewer)
         hosts = {item.partition: list(item.hosts) for item in known.hosts}
-        told: list[int] = []
+        history, now = registry.ends_history.of(name), self._node.now()
+        ages: list[int] = []
 
         def show(partition: int) -> views.PartitionOfTopic:
             end = ends.get(partition)
             if end is None:
                 return views.PartitionOfTopic(partition, hosts.get(partition, []), None, None)
-            told.append(registry.ends_history.of(name).told_ms(end))
-            return views.PartitionOfTopic(
-                partition, hosts.get(partition, []), end.end_offset, views.time_of(told[-1])
-            )
+            ages.append(history.age_ms(end, now.mono_ms, now.wall_ms))
+            told = views.time_of(history.told_ms(end))
+            return views.PartitionOfTopic(partition, hosts.get(partition, []), end.end_offset, told)
 
         rows = await self._encoded(range(known.partition_count), show)
         end_sum = sum([end.end_offset for end in ends.values()]) if ends else -1
-        facts = TopicEndFacts(name, known.partition_count, end_sum, min(told, default=-1))
-        head = views.encode(_show_topic(self._node.now().wall_ms, facts))
+        facts = TopicEndFacts(name, known.partition_count, end_sum, max(ages, default=-1))
+        head = views.encode(_show_topic(facts))
         return answer_of([head[:-1] + b',"partitions":[', *rows, b"]}"])
 
     # --- lists --------------------------------------------------------------------------
@@ -464,9 +463,9 @@ def _by_topic(row: TopicEndFacts) -> tuple[Any, ...]:
     return (row.topic,)
 
 
-def _show_topic(now_ms: int, facts: TopicEndFacts) -> views.Topic:
-    age_ms = max(now_ms - facts.told_ms, 0) if facts.told_ms >= 0 else None
-    return views.Topic(facts.topic, facts.partition_count, views.known(facts.end_sum), age_ms)
+def _show_topic(facts: TopicEndFacts) -> views.Topic:
+    end_sum, age_ms = views.known(facts.end_sum), views.known(facts.age_ms)
+    return views.Topic(facts.topic, facts.partition_count, end_sum, age_ms)
 
 
 def openapi_operation(operations: Sequence[Operation]) -> Operation:

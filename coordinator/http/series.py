@@ -451,15 +451,15 @@ def partition_texts(
     return (*others, "".join(age_lines))
 
 
-def registry_texts(topics: Sequence[TopicEndFacts], now_ms: int) -> Texts:
+def registry_texts(topics: Sequence[TopicEndFacts]) -> Texts:
     """Return the lines of registered topics."""
     info, *others = REGISTRY_FAMILIES
-    names, counts, end_sums, told_ms = zip(*topics, strict=True)
+    names, counts, end_sums, ages_ms = zip(*topics, strict=True)
     topic = [f'topic_name="{escaped(name)}"}}' for name in names]
     details = [
         f'{{partition_count="{count}",{name}' for count, name in zip(counts, topic, strict=True)
     ]
-    ages = [_age_s(since_ms, now_ms) for since_ms in told_ms]
+    ages = list(map(seconds, ages_ms))
     labels = [f"{{{name}" for name in topic]
     ones = [1] * len(topics)
     return (_lines(info, details, ones), *_texts(others, labels, end_sums, ages))
@@ -636,7 +636,7 @@ class Walk:
                     self.members += len(group.members)
                     self.offsets += one.committed
         ranked = await sorted_in_turns(walked, _worst_first, self._pause, TURN_SORTED)
-        topics = await in_turns(topic_end_facts(self._registry, Turn()), self._pause)
+        topics = await in_turns(topic_end_facts(self._registry, self._now, Turn()), self._pause)
         topics = await sorted_in_turns(topics, _oldest_first, self._pause, TURN_SORTED)
         return await self._write(ranked, topics)
 
@@ -811,7 +811,7 @@ class Walk:
     async def _write_registry(self, topics: Sequence[TopicEndFacts]) -> list[bytes]:
         lines = Lines("registry")
         for at in range(0, len(topics), ITEMS):
-            lines.add(registry_texts(topics[at : at + ITEMS], self._now.wall_ms))
+            lines.add(registry_texts(topics[at : at + ITEMS]))
             await self._pause()
         return await lines.parts(self._pause)
 
@@ -835,4 +835,4 @@ def _nearest_first(facts: PrincipalFacts) -> tuple[float, int, str]:
 
 
 def _oldest_first(facts: TopicEndFacts) -> tuple[bool, int, str]:
-    return facts.told_ms < 0, facts.told_ms, facts.topic
+    return facts.age_ms < 0, -facts.age_ms, facts.topic

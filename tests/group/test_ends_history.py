@@ -115,6 +115,25 @@ def test_a_topic_that_stands_still_keeps_the_time_of_its_last_record() -> None:
     assert curve.behind_ms(9) == (5 * SAMPLES_KEPT + 20) * MINUTE_MS
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_clock_that_is_set_back_makes_no_end_younger(is_told: bool) -> None:
+    """The alert on ends that nobody tells of would be blind for as long as the clock is behind."""
+    curve = Curve()
+    if is_told:
+        curve.report(10)
+    else:  # Since the load, which has seen its record.
+        curve.ends[0] = EndOffset(0, 10, curve.mono_ms + WALL_MS)
+        curve.advance(MINUTE_MS)
+        curve.mono_ms -= MINUTE_MS
+    told_ms = curve.mono_ms
+    curve.advance(20 * MINUTE_MS)
+
+    set_back_ms = curve.mono_ms + WALL_MS - 60 * MINUTE_MS
+    age_ms = curve.history.of("t").age_ms(curve.ends[0], curve.mono_ms, set_back_ms)
+
+    assert age_ms == curve.mono_ms - told_ms
+
+
 def test_a_topic_that_stood_still_for_minutes_did_so() -> None:
     """Its reporter tells of changes only; a line would make the first new record look old."""
     curve = Curve()

@@ -114,7 +114,10 @@ def test_a_group_its_topics_and_partitions_agree() -> None:
             waits="",
         ),
     ]
-    assert _all(context.topics.topic_facts(Turn())) == [TopicEndFacts("t", 3, 40, told_ms)]
+    age_ms = context.wall_ms - told_ms
+    assert _all(context.topics.topic_facts(context.now, Turn())) == [
+        TopicEndFacts("t", 3, 40, age_ms)
+    ]
 
 
 def test_only_a_known_and_empty_assignment_makes_an_empty_member() -> None:
@@ -371,7 +374,7 @@ def test_a_topic_that_is_forgotten_leaves_no_ends_to_one_of_the_same_name() -> N
         context.delete_topics("t")
         context.advance(MINUTE_MS)
 
-        assert _all(context.topics.topic_facts(Turn())) == []
+        assert _all(context.topics.topic_facts(context.now, Turn())) == []
 
 
 def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
@@ -393,14 +396,14 @@ def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
     assert [one.end_reported_ms for one in lag.partitions] == [context_ms]
     ends = context.described("quiet").topics[0].end_offsets
     assert [end.reported_ms for end in ends] == [context_ms, before_ms]
-    assert _all(context.topics.topic_facts(Turn())) == [
-        TopicEndFacts("quiet", 2, 30, before_ms),
+    assert _all(context.topics.topic_facts(context.now, Turn())) == [
+        TopicEndFacts("quiet", 2, 30, 90 * MINUTE_MS),
         TopicEndFacts("untold", 1, -1, -1),
     ]
 
     context.report("quiet", {1: 20})
 
-    assert _all(context.topics.topic_facts(Turn()))[0].told_ms == context_ms
+    assert _all(context.topics.topic_facts(context.now, Turn()))[0].age_ms == 0
 
 
 # --- turns ------------------------------------------------------------------------------
@@ -413,7 +416,7 @@ def _walks(context: Shown) -> dict[str, Iterator[object | None]]:
         "topics": shard.topic_facts("large", now_ms, Turn()),
         "partitions": shard.partition_facts("large", now_ms, Turn()),
         "members": shard.member_facts(GROUP, now_ms, Turn()),
-        "ends": context.topics.topic_facts(Turn()),
+        "ends": context.topics.topic_facts(context.now, Turn()),
         "sample ends": context.topics.sample_ends(1, context.now, Turn()),
         "sample lags": shard.sample_lags(1, Turn()),
     }

@@ -63,10 +63,11 @@ def registry_of(
             made.replay(EndReported(name, at, last, told_ms))
             if behind_ms:
                 before = EndOffset(at, last // 2, told_ms - behind_ms)
-                then_ms = NOW.mono_ms - behind_ms
+                at_ms = NOW.mono_ms - (NOW_MS - told_ms)
+                then_ms = at_ms - behind_ms
                 made.ends_history.told(name, before, None, then_ms, told_ms - behind_ms)
                 end = EndOffset(at, last, told_ms)
-                made.ends_history.told(name, end, before, NOW.mono_ms, told_ms)
+                made.ends_history.told(name, end, before, at_ms, told_ms)
     return made
 
 
@@ -171,7 +172,7 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
         "group": group_texts(group, 1),
         "principal": principal_texts([PrincipalFacts(group_id, 1, 2, 3, 4, 5, 0.5, 6, 7_500)]),
         "topic": topic_texts(group_id, [TopicFacts(topic, 1, 2, 1, 100, 7, 4.5)]),
-        "registry": registry_texts([TopicEndFacts(topic, 12, 107, NOW_MS - 2_500)], NOW_MS),
+        "registry": registry_texts([TopicEndFacts(topic, 12, 107, 2_500)]),
         "partition": partition_texts(
             group_id, topic, LagColumns([3], [100], [7], [4_500]), [NOW_MS - 2_500], NOW_MS
         ),
