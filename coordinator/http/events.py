@@ -60,7 +60,11 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 SENT_BYTES_MAX: Final = 128 * 1024
 LARGE_GROUP_S: Final = 5.0
 
+# So many surely take more than that.
+SENT_MEMBERS_MAX: Final = 1_000
+
 _STREAMS_A_TURN: Final = 4
+_MEMBERS_A_TURN: Final = 50
 _COSTS: Final = 8
 # Who is waited for shows only in a look at everything.
 _MOVING: Final = frozenset((GroupState.PREPARING, GroupState.COMPLETING))
@@ -361,10 +365,13 @@ class Hub:
 
     async def _send_group(self, shown: views.GroupAlone, followers: Sequence[Follower]) -> bool:
         """Tell each what he sees of a group; return whether all of it is too long to be sent."""
-        whole = frame("group", shown)
+        has_too_many = len(shown.members) > SENT_MEMBERS_MAX
+        whole = b"" if has_too_many else frame("group", shown)
 
         def seen_by(one: Follower) -> bytes:
             viewer, made = one.viewer, whole
+            if has_too_many:
+                return self._hello(viewer)
             if not viewer.sees_all:
                 topics = [topic for topic in shown.topics if viewer.sees_topic(topic.topic)]
                 made = frame("group", structs.replace(shown, topics=topics))
@@ -372,7 +379,25 @@ class Hub:
 
         async with self._sending:
             await self._send(seen_by, followers)
-        return len(whole) > SENT_BYTES_MAX
+        return has_too_many or len(whole) > SENT_BYTES_MAX
+
+    async def _has_news(
+        self, told: views.GroupAlone | None, shown: views.GroupAlone, past_ms: int
+    ) -> bool:
+        """Say whether *shown* is to be told *past_ms* after what was *told*."""
+        if told is None or len(told.members) != len(shown.members) or _still(told) != _still(shown):
+            return True
+        is_due = past_ms >= MOVED_MS
+        if is_due and told.lag_seconds != shown.lag_seconds:
+            return True
+        pairs = zip(told.members, shown.members, strict=True)
+        while some := list(islice(pairs, _MEMBERS_A_TURN)):
+            for old, new in some:
+                heard = new.heartbeat_age_ms < old.heartbeat_age_ms + past_ms - HEARD_AGAIN_MS
+                if (is_due and heard) or _still_member(old) != _still_member(new):
+                    return True
+            await self._pause()
+        return False
 
     async def _watch(self, group_id: str) -> None:
         """Tell those that follow a group of it, until nobody does."""
@@ -395,7 +420,7 @@ class Hub:
                     await trio.sleep(REFUSED_S)
                     continue
                 now_ms = self._now().mono_ms
-                if _is_news(told, shown, now_ms - told_ms):
+                if await self._has_news(told, shown, now_ms - told_ms):
                     told, told_ms = shown, now_ms
                     if await self._send_group(shown, followers):
                         await trio.sleep(LARGE_GROUP_S)
@@ -426,7 +451,7 @@ def _take_some(waiting: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _still(shown: views.GroupAlone) -> views.GroupAlone:
-    """Return *shown* without what moves by itself."""
+    """Return *shown* without what moves by itself, and without its members."""
     running = shown.rebalance
     if running is not None:
         phases = [views.Phase(phase.phase, 0) for phase in running.phases]
@@ -435,26 +460,11 @@ def _still(shown: views.GroupAlone) -> views.GroupAlone:
         shown,
         lag_seconds=None,
         earlier_ms=None,
-        members=[structs.replace(member, heartbeat_age_ms=0) for member in shown.members],
+        members=[],
         topics=[structs.replace(topic, lag_seconds=None) for topic in shown.topics],
         rebalance=running,
     )
 
 
-def _is_news(told: views.GroupAlone | None, shown: views.GroupAlone, past_ms: int) -> bool:
-    """Say whether *shown* is to be told *past_ms* after what was *told*."""
-    return (
-        told is None
-        or _still(told) != _still(shown)
-        or (past_ms >= MOVED_MS and _moved(told, shown, past_ms))
-    )
-
-
-def _moved(before: views.GroupAlone, after: views.GroupAlone, past_ms: int) -> bool:
-    """Say whether the lag in seconds is another, or a member was heard in the *past_ms* between."""
-    if before.lag_seconds != after.lag_seconds:
-        return True
-    pairs = zip(before.members, after.members, strict=False)
-    return any(
-        new.heartbeat_age_ms < old.heartbeat_age_ms + past_ms - HEARD_AGAIN_MS for old, new in pairs
-    )
+def _still_member(shown: views.Member) -> views.Member:
+    return structs.replace(shown, heartbeat_age_ms=0)

@@ -559,6 +559,31 @@ async def test_much_is_shown_in_turns(autojump_clock: MockClock) -> None:
             assert 4 < here.pauses - pauses, path
 
 
+async def test_many_members_are_encoded_in_turns(autojump_clock: MockClock) -> None:
+    """All of a group of 10,000 at once took 7 ms, in which no commit was answered."""
+    async with site() as here:
+        client = here.w.connect()
+        await client.ask(m.ApiVersionsRequest('"members":[', "", ""))  # As an attacker would.
+        for number in range(400):
+            protocols = (m.JoinProtocol("range", b""),)
+            client.send(
+                m.JoinGroupRequest(
+                    "g", 300_000, 300_000, "", f"i{number}", "consumer", protocols, None
+                )
+            )
+        await trio.sleep(2)
+        pauses = here.pauses
+
+        told = await here.get("/api/v1/groups/g")
+
+        assert [f"i{number}" for number in range(400)] == [
+            member["instance_id"] for member in told["members"]
+        ]
+        assert {'"members":['} == {member["client_id"] for member in told["members"]}
+        assert [] == told["topics"]
+        assert 2 * 400 // 50 < here.pauses - pauses
+
+
 def test_an_answer_without_a_body_is_none() -> None:
     """`body` in these tests reads parts."""
     assert {} == body(Answer(body=(b"{", b"}")))

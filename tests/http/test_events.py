@@ -9,7 +9,14 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.http import views
-from coordinator.http.events import FRAME_GROUPS, KEPT_BYTES, NEWS_MAX, SENT_BYTES_MAX, Journal
+from coordinator.http.events import (
+    FRAME_GROUPS,
+    KEPT_BYTES,
+    NEWS_MAX,
+    SENT_BYTES_MAX,
+    SENT_MEMBERS_MAX,
+    Journal,
+)
 from coordinator.http.viewer import EVERYBODY, Viewer
 from protocol import messages as m
 from tests.http.asking import Site, site
@@ -462,15 +469,21 @@ def test_frames_are_kept_for_a_minute_and_not_too_many() -> None:
     assert sum(len(made) for _, _, made in journal._kept) <= KEPT_BYTES
 
 
+@pytest.mark.parametrize(
+    ("members", "long"), [(SENT_BYTES_MAX // 300, "x" * 200), (SENT_MEMBERS_MAX + 1, "")]
+)
 async def test_a_group_that_is_too_large_for_an_event_is_to_be_read(
-    autojump_clock: MockClock,
+    members: int, long: str, autojump_clock: MockClock
 ) -> None:
-    """A frame that ends the stream would come again with the next one, and the next."""
+    """A frame that ends the stream would come again with the next one, and the next.
+
+    Of too many members none is made.
+    """
     async with site() as here:
         client = here.w.connect()
-        for number in range(SENT_BYTES_MAX // 300):
+        for number in range(members):
             protocols = (m.JoinProtocol("range", b""),)
-            who = f"i{number:04}" + "x" * 200
+            who = f"i{number:04}{long}"
             client.send(
                 m.JoinGroupRequest("g", 300_000, 300_000, "", who, "consumer", protocols, None)
             )
