@@ -59,6 +59,13 @@ OF_THE_SERVER = names(
     "coordinator.log",
     "coordinator.runtime",
 )
+FROM_FOLDERS = names(
+    "coordinator.cluster",
+    "coordinator.cluster.founding",
+    "coordinator.cluster.snapshots",
+    "coordinator.cluster.zookeeper",
+    "coordinator.log",
+)
 
 # The longest prefix that fits a module decides.
 LAYERS = {
@@ -111,16 +118,9 @@ LAYERS = {
     "coordinator.cluster.founding": Layer(
         ours=names("coordinator.cluster", "coordinator.cluster.zookeeper"), others=names("kazoo")
     ),
-    # The way from a folder into it.
-    "coordinator.cluster.move_in": Layer(
-        ours=names(
-            "coordinator.cluster",
-            "coordinator.cluster.founding",
-            "coordinator.cluster.snapshots",
-            "coordinator.cluster.zookeeper",
-            "coordinator.log",
-        )
-    ),
+    # The way from a folder into it, and back.
+    "coordinator.cluster.move_in": Layer(ours=FROM_FOLDERS),
+    "coordinator.cluster.move_out": Layer(ours=FROM_FOLDERS | names("coordinator.cluster.move_in")),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),

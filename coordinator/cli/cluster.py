@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from coordinator.cli.common import EXIT_DRY_RUN, Change, DryRun
 from coordinator.cli.config import loaded, settings_from
 from coordinator.cli.grammar import PROGRAM, Commands
 from coordinator.cli.log_dump import complaining
@@ -27,6 +28,7 @@ from coordinator.cluster.engine import (
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
 from coordinator.cluster.founding import Layout, Place, find_or_found, prepare
 from coordinator.cluster.move_in import may_begin, move_in
+from coordinator.cluster.move_out import move_out
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import ConfigError, Settings
 from coordinator.log.directory import OsDirectory, ReadOnlyDirectory
@@ -103,6 +105,15 @@ def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ..
             _init_from(data_dir, meta, settings, visit, Place(visit, access))
 
 
+def _cluster_in(place: Place, layout: Layout) -> str:
+    """Return the id of the cluster there."""
+    cluster_id = place.cluster_id()
+    if cluster_id is None:
+        raise ClusterRefused(f"{place} holds no cluster")
+    place.check_layout(layout)
+    return cluster_id
+
+
 def _tell_unknown(unknown: dict[str, str]) -> None:
     for server, why in unknown.items():
         note(f"The release of the ZooKeeper server {server} isn't known: {why}")
@@ -158,6 +169,71 @@ def _no_new_folder() -> str:
     raise LogRefused("the folder was emptied meanwhile")
 
 
+@cluster.command(
+    examples={
+        "What would be done?": "cluster export --to data --config cluster.toml",
+        "Do it, in a script:": "cluster export --to data --config cluster.toml --yes",
+    }
+)
+@click.option(
+    "--to",
+    "data_dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="An empty folder, or one that isn't there.",
+)
+@click.option(
+    "--yes",
+    "-y",
+    is_flag=True,
+    help="Do it without asking. Without it, and without a terminal, it is a dry run.",
+)
+@settings_from
+@prints
+def export(
+    output: Output, data_dir: Path, yes: bool, toml_path: Path | None, overrides: tuple[str, ...]
+) -> None:
+    """Freeze the cluster for good, and write what it has into a folder.
+
+    Nobody leads from then on, whether nodes run or not. A daemon serves the folder as its own:
+    groups keep their offsets, generations and positions. Interrupted, it is run again, with an
+    empty folder.
+    """
+    settings = loaded((), toml_path, overrides)
+    access = _access(settings)
+    layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
+    with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
+        place = Place(visit, access)
+        _cluster_in(place, layout)
+        nodes = dict(_nodes(visit))
+        rows = [_row(_journal(visit, number), nodes) for number in range(layout.journals)]
+        try:
+            question = f"Freeze the cluster, and write it into {data_dir}?"
+            Change(output, yes=yes).confirm(question, _COLUMNS, rows)
+        except DryRun as exc:
+            end(str(exc), EXIT_DRY_RUN)
+        directory = OsDirectory(data_dir)
+        directory.lock()
+        try:
+            moved = move_out(
+                visit,
+                place,
+                directory,
+                layout=layout,
+                node_id=settings.node_id,
+                segment_bytes=settings.offsets_topic_segment_bytes,
+                new_id=lambda: secrets.token_hex(16),
+            )
+        except BaseException:
+            directory.undo()
+            raise
+        directory.unlock()
+    click.echo(
+        f"{data_dir} has the cluster {moved.cluster_id} now, {moved.size_bytes} bytes. "
+        "In ZooKeeper nobody leads it any more."
+    )
+
+
 # --- status --------------------------------------------------------------------------------
 
 _COLUMNS: Final = (
@@ -191,11 +267,8 @@ def status(output: Output, toml_path: Path | None, overrides: tuple[str, ...]) -
     settings = loaded((), toml_path, overrides)
     access = _access(settings)
     with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
-        place = Place(visit, access)
-        cluster_id = place.cluster_id()
-        if cluster_id is None:
-            raise ClusterRefused(f"{place} holds no cluster")
-        place.check_layout(Layout(settings.offsets_topic_num_partitions, settings.cluster_journals))
+        layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
+        cluster_id = _cluster_in(Place(visit, access), layout)
         nodes = dict(_nodes(visit))
         journals = [_journal(visit, number) for number in range(settings.cluster_journals)]
     output.say(f"The cluster {cluster_id} has {counted(len(nodes), 'node')}.")

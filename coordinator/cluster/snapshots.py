@@ -61,7 +61,7 @@ def make_snapshot(journal: int, name: str, rest: Callable[[int], None] = lambda 
     source = Source(rest)
     yield from read_all(journal, source)
     fold = Fold(source)
-    data = (b"".join(pieces) for _, pieces in fold.batches(lambda _: 0))
+    data = (b"".join(pieces) for _, _, pieces in fold.batches(lambda _: 0))
     written = yield from write_chunks(journal, name, data)
     below = fold.compacted_below
     return replace(written, index=source.index, ends=source.ends, compacted_below=below)
@@ -191,22 +191,23 @@ class Fold:
             known = self.compacted_below.get(partition, 0)
             self.compacted_below[partition] = max(offset, known)
 
-    def batches(self, check: Callable[[int], int]) -> Iterator[tuple[RawBatch, Sequence[bytes]]]:
-        """Yield what is left of the batches, in the order of the log, as a compaction has them.
+    def batches(self, check: Callable[[int], int]) -> Iterator[tuple[int, int, Sequence[bytes]]]:
+        """Yield what is left of the batches, in the order of the log, under the headers they had.
 
-        Each comes with the header that it had. *check* says what goes into the header's check, from
-        the batch's epoch.
+        Each as its partition, the end offset with it, and its pieces. *check* says what goes into
+        the header's check, from the epoch of the batch.
         """
         cursor = LiveCursor(self._live)
         for raw, packed in self._source.batches():
             items, end_delta = checked_items(packed)
-            live = cursor.take(raw.partition, raw.base_offset + end_delta)
+            end_offset = raw.base_offset + end_delta
+            live = cursor.take(raw.partition, end_offset)
             if live:
                 kept = live_items(items, raw.base_offset, live)
                 left = packed if kept == [*items] else msgpack.packb(kept)
                 epoch = raw.leader_epoch
                 fields = (raw.partition, epoch, raw.base_offset, 0, raw.timestamp_ms, check(epoch))
-                yield raw, encode_batch(fields, left)
+                yield raw.partition, end_offset, encode_batch(fields, left)
 
 
 def _chunks(batches: Iterable[bytes]) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 # A new command must say what it is: without a coordinator, a look at one, or a change.
 OFFLINE: Final = {
     *("serve", "settings", "log compact", "log dump", "log repair", "log verify"),
-    *("cluster init", "cluster status"),
+    *("cluster export", "cluster init", "cluster status"),
 }
 LOOKS: Final = {
     *("compact", "health", "ping", "reload"),
@@ -33,7 +33,10 @@ CHANGES: Final = {
     *("acls add", "acls remove", "quotas remove", "quotas set"),
     *("users add", "users password", "users remove", "zookeeper import"),
 }
-PRINT_ROWS: Final = {*LOOKS, *CHANGES, "cluster status", "settings", "log dump", "log verify"}
+PRINT_ROWS: Final = {
+    *(*LOOKS, *CHANGES, "cluster export", "cluster status"),
+    *("settings", "log dump", "log verify"),
+}
 
 
 def walk(command: click.Command = main, path: Path = ()) -> Iterator[tuple[Path, click.Command]]:
@@ -105,7 +108,7 @@ def test_who_prints_rows_prints_them_for_programs_too(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LEAVES))
 def test_who_changes_something_takes_a_yes_and_nobody_else_does(name: str) -> None:
     """A script that says --yes to a look has mistaken it for something else."""
-    assert ("--yes" in options_of(name)) == (name in CHANGES)
+    assert ("--yes" in options_of(name)) == (name in {*CHANGES, "cluster export"})
     assert not options_of(name) & {"--execute", "--dry-run", "--force"}
 
 

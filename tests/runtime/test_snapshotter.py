@@ -8,7 +8,14 @@ from trio.testing import MockClock
 from coordinator.runtime.children import CompactionFailed
 from coordinator.runtime.compactor import RETRY_FIRST_S
 from protocol.errors import ErrorCode
-from protocol.messages import CompactLogRequest, ReadOffsetChangesRequest
+from protocol.messages import (
+    CompactLogRequest,
+    DeleteGroupsRequest,
+    OffsetCommitRequest,
+    PartitionCommit,
+    ReadOffsetChangesRequest,
+    TopicCommit,
+)
 from tests.runtime.test_replication import error_of, fetched, move
 from tests.server.world import Client, commit
 from tests.sim.cluster import JOURNALS, Cluster, Host, ask, cluster, until
@@ -241,3 +248,24 @@ async def test_changes_are_kept_for_longer_where_the_settings_say_so(
 
         assert [change.offset for change in found.changes] == list(range(36))
         assert entries(here, number)[: len(kept)] == kept
+
+
+async def test_room_comes_back_when_something_is_removed(autojump_clock: MockClock) -> None:
+    """Where nothing new is taken the log may never again be as long as a snapshot waits for."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        for number in range(30):
+            metadata = f"{here.rng.getrandbits(800):0200x}"
+            topic = TopicCommit(f"t{number}", (PartitionCommit(0, 1, -1, metadata, None),))
+            assert await error_of(client, OffsetCommitRequest("g", -1, "", None, (topic,))) == 0
+        node.store.state_max_bytes = 2_000
+        await snapshot_of(node)  # Which alone has more.
+        assert await error_of(client, commit(30)) == ErrorCode.STORAGE_FULL
+        deleted: Any = await ask(client, DeleteGroupsRequest(("g",)))
+        assert [group.error for group in deleted.groups] == [0]
+        await snapshot_of(node)
+        await trio.sleep(1)
+
+        assert await error_of(client, commit(31)) == 0
+        assert node.node.health.problems == {}

@@ -1,0 +1,122 @@
+"""Makes a data folder of what a cluster has: the way back to one node.
+
+First every journal is frozen, in the znode `leader`: whoever led it is fenced, and nobody claims
+it. What is read in that session after that is all there will ever be. The folder has one log of
+it, as a compaction would have left it: offsets, generations and positions in the streams of changes
+stay what they are, and its epoch is higher than that of any leader.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from coordinator.cluster.engine import NO_LEADER, Code, Leader, ReadLeader, Reply, SetLeader
+from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+from coordinator.cluster.founding import Layout, Place
+from coordinator.cluster.move_in import Share
+from coordinator.cluster.snapshots import Fold, Source, read_all
+from coordinator.cluster.zookeeper import Visit
+from coordinator.log.directory import Directory
+from coordinator.log.errors import LogError, LogFailed
+from coordinator.log.format import FORMAT, FlushKey
+from coordinator.log.offline.make import NewFolder, check_is_new
+from coordinator.log.state_files import Meta
+
+
+class MovedOut(NamedTuple):
+    """What was written: so many bytes of batches, and the epoch of the folder."""
+
+    cluster_id: str
+    size_bytes: int
+    leader_epoch: int
+
+
+def move_out(
+    visit: Visit,
+    place: Place,
+    directory: Directory,
+    *,
+    layout: Layout,
+    node_id: int,
+    segment_bytes: int,
+    new_id: Callable[[], str],
+) -> MovedOut:
+    """Freeze a cluster, and write what it has into an empty folder.
+
+    Interrupted, it is done again: the cluster stays frozen.
+
+    Args:
+        visit: In the chroot.
+        place: What is there.
+        directory: The folder; this process alone has it.
+        layout: Of the cluster.
+        node_id: Of the node that will serve the folder.
+        segment_bytes: About how large a segment is.
+        new_id: Makes random ids of 32 hex digits.
+
+    Raises:
+        ClusterRefused: There is no such cluster, or it can't be changed.
+        EnsembleUnreachable: The connection broke.
+        LogRefused: The folder isn't empty. Nothing was changed.
+        LogCorrupt: A journal is damaged.
+        OSError: The disk fails.
+    """
+    cluster_id = place.cluster_id()
+    if cluster_id is None:
+        raise ClusterRefused(f"{place} holds no cluster")
+    place.check_layout(layout)
+    key = FlushKey(place.secret())
+    check_is_new(directory)
+    shares = [Share(n, layout.journals, layout.num_partitions) for n in range(layout.journals)]
+    epoch = max([_freeze(visit, place, share, new_id()) for share in shares])
+    meta = Meta(FORMAT, cluster_id, node_id, layout.num_partitions, epoch, key)
+    folder = NewFolder(directory, meta, segment_bytes=segment_bytes)
+    try:
+        size_bytes = _write(visit, shares, key, folder)
+    except BaseException:
+        folder.undo()
+        raise
+    return MovedOut(cluster_id, size_bytes, epoch)
+
+
+def _freeze(visit: Visit, place: Place, share: Share, claim: str) -> int:
+    """Have nobody lead a journal any more; return its epoch from then on."""
+    while True:
+        read = visit.ask(ReadLeader(share.number))
+        if read.code is not Code.OK:
+            raise _refused(read, place)
+        leader: Leader | None = read.value
+        if leader is not None and leader.is_frozen:
+            return leader.epoch
+        epoch = 1 if leader is None else leader.epoch + 1
+        frozen = Leader(epoch, NO_LEADER, "", 0, claim, is_frozen=True)
+        partitions = share.offsets_partitions
+        reply = visit.ask(SetLeader(share.number, read.version, frozen, partitions, ()))
+        if reply.code not in {Code.OK, Code.FENCED}:
+            raise _refused(reply, place)
+
+
+def _refused(reply: Reply, place: Place) -> LogError:
+    if reply.code is Code.LOST:
+        return EnsembleUnreachable("the connection to ZooKeeper was lost")
+    return ClusterRefused(f"{place} can't be written: {reply.code.name} {reply.value or ''}")
+
+
+def _write(visit: Visit, shares: Sequence[Share], key: FlushKey, folder: NewFolder) -> int:
+    """Write all journals, one after the other; return how many bytes of batches that is."""
+    ends: dict[int, int] = {}
+    below: dict[int, int] = {}
+    size_bytes = 0
+    for share in shares:
+        source = Source()
+        try:
+            visit.run(read_all(share.number, source))
+        except LogFailed as exc:
+            raise EnsembleUnreachable(str(exc)) from exc
+        fold = Fold(source)
+        for partition, end_offset, pieces in fold.batches(lambda epoch: key.check(epoch, 0)):
+            folder.add(partition, end_offset, pieces)
+            size_bytes += sum(map(len, pieces))
+        ends |= source.ends
+        below |= fold.compacted_below
+    folder.finish(ends, below)
+    return size_bytes
