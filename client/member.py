@@ -74,8 +74,10 @@ Partitions = (
 # A heartbeat that isn't answered for this long makes the client try another connection, even
 # where the session is shorter than three times that: a busy server is not a dead one.
 HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
-# The whole group waits for its leader, and can do without lag.
+# The whole group waits for its leader, and can do without lag. What the leader takes comes off the
+# rebalance timeout; whoever has no assignment at its end is out.
 REGISTER_MS_MAX: Final = 3_000
+REGISTER_SHARE: Final = 4
 TOPICS_NAMED_MAX: Final = 5
 
 
@@ -104,7 +106,8 @@ class Member:
         self._client_nursery = nursery
         self._router = router
         self._offset_calls = offset_calls
-        leading = Leading(assignors, partitions, topic_calls, register=register)
+        register_ms = min(REGISTER_MS_MAX, config.rebalance_timeout_ms // REGISTER_SHARE)
+        leading = Leading(assignors, partitions, topic_calls, register_ms if register else None)
         self._machine = Membership(config, leading.user_data)
         self._driver = Driver(self._machine, router, topic_calls, leading)
         auto = auto_commit_interval_ms is not None
@@ -825,7 +828,7 @@ class Leading:
         assignors: Those that the member offers.
         partitions: What the caller knows of partitions; None asks the coordinator's registry.
         topic_calls: Ask it.
-        register: Tell it what the caller knows.
+        register_ms: Tell it what the caller knows, in so long at most; None: don't.
 
     """
 
@@ -834,13 +837,12 @@ class Leading:
         assignors: Sequence[Assignor],
         partitions: Partitions | None,
         topic_calls: TopicCalls,
-        *,
-        register: bool,
+        register_ms: int | None,
     ) -> None:
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._partitions = partitions
         self._topic_calls = topic_calls
-        self._registers = register and partitions is not None
+        self._register_ms = None if partitions is None else register_ms
         self._registered: dict[str, int] = {}  # What the registry was told.
 
     def user_data(
@@ -861,11 +863,11 @@ class Leading:
         partitions, hosts = await self._find(topics)
         assignor = self._assignors[action.assignor_name]
         assignments = write_assignments(run_assignor(assignor, members, partitions, hosts))
-        if self._registers:
-            await self._register(partitions)
+        if self._register_ms is not None:
+            await self._register(partitions, self._register_ms)
         return assignments
 
-    async def _register(self, partitions: Mapping[str, Sequence[int]]) -> None:
+    async def _register(self, partitions: Mapping[str, Sequence[int]], timeout_ms: int) -> None:
         """Tell the registry of the topics that are news to it; a failure is only logged.
 
         Told before the assignment is in force, it makes no group rebalance that reads all of them.
@@ -875,10 +877,10 @@ class Leading:
         if not news:
             return
         try:
-            with trio.fail_after(REGISTER_MS_MAX / 1000):
+            with trio.fail_after(timeout_ms / 1000):
                 await self._topic_calls.register_topics(news, observed=True)
         except trio.TooSlowError:
-            topics_logger.warning("not registered in %d ms: %s", REGISTER_MS_MAX, _named(news))
+            topics_logger.warning("not registered in %d ms: %s", timeout_ms, _named(news))
         except CoordinatorError as exc:
             topics_logger.warning("no lag of %s: %s", _named(news), one_line(str(exc)))
             if isinstance(exc, FatalError) and exc.code != ErrorCode.QUOTA_EXCEEDED:

@@ -168,6 +168,19 @@ async def test_a_topic_that_can_not_be_registered_is_logged_and_no_more(
     assert bool(sent) == (failure != "old")
 
 
+async def test_registering_leaves_time_to_assign(autojump_clock: MockClock, world: World) -> None:
+    """A group that is in a hurry is in a hurry at every rebalance: it would never come to rest."""
+    world.server.script(m.RegisterTopicsRequest, *[Hang()] * 9)
+    async with (
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, rebalance_timeout_ms=3_000) as member,
+    ):
+        began = trio.current_time()
+        await member.assignment()
+
+        assert trio.current_time() - began <= 1
+
+
 async def test_all_groups_come_page_by_page(autojump_clock: MockClock, world: World) -> None:
     """What is not known is None, and never a number."""
     first = m.GroupSummary("a", "consumer", "Stable", 1, 2, 1, 0, 4, 60_500, (-1, 4))
