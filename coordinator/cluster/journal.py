@@ -568,7 +568,7 @@ class ReplicatedJournal:
                 return self._away_since_ms + PAUSE_MS
             if not self._is_cut_off:
                 return self._away_since_ms + self._session_timeout_ms
-        if self._reader is not None and self._reader_until is Until.PACED:
+        if self._reader_waits_for(Until.PACED):
             return self._read_at_ms + self._follow_interval_ms
         return None
 
@@ -995,8 +995,11 @@ class ReplicatedJournal:
         self._ask(request, handler)
 
     def _wake(self, until: Until) -> None:
-        if self._reader is not None and self._reader_until is until:
+        if self._reader_waits_for(until):
             self._step_reader(None)
+
+    def _reader_waits_for(self, until: Until) -> bool:
+        return self._reader is not None and self._reader_until is until
 
     def _hurry(self) -> None:
         """Look at the end of the log now."""

@@ -22,6 +22,7 @@ from coordinator.cluster.effects import (
     Effect,
     Failed,
     HandedOver,
+    KeptLead,
     Leads,
     Purged,
     Renewed,
@@ -411,9 +412,10 @@ class ClusterNode:
 
     def _announce(self) -> None:
         is_ready = self.is_ready and not self._is_draining
-        if self._registered is not None and self._registered.is_ready != is_ready:
-            self._registered = replace(self._registered, is_ready=is_ready)
-            self._send(Announce(self._registered))
+        registration = replace(self._registration, is_ready=is_ready)
+        if self._registered is not None and self._registered != registration:
+            self._registered = registration
+            self._send(Announce(registration))
 
     def _claim_orphans(
         self, ready: set[int], leaders: Mapping[int, int | None], planned: Mapping[int, int]
@@ -455,7 +457,6 @@ class ClusterNode:
 
     def _hand_over(self, journal: int, to: int, *, is_move: bool = False) -> None:
         registration, session = self.nodes[to]
-        self._held.pop(journal, None)
         successor = Member(to, registration.run, session)
         self._pass(self.journals[journal].hand_over(successor, is_move=is_move))
 
@@ -468,7 +469,7 @@ class ClusterNode:
                 case Leads(journal) if journal:
                     self._hold(journal)
                     continue
-                case Renewed(journal) if journal in self._held:
+                case Renewed(journal) | KeptLead(journal) if journal in self._held:
                     continue
                 case Deposed(journal) | HandedOver(journal):
                     self._held.pop(journal, None)
@@ -493,10 +494,13 @@ class ClusterNode:
 
     def _release(self) -> None:
         caught_up = self.journals[0].caught_up
-        for journal, held in tuple(self._held.items()):
-            if held.is_over or 0 < held.catch_up <= caught_up:
-                del self._held[journal]
-                self._out.append(Leads(journal, self.journals[journal].leader_epoch))
+        for number, held in tuple(self._held.items()):
+            journal = self.journals[number]
+            # It may be about to be handed over; if that fails, its lead is kept.
+            is_over = held.is_over or 0 < held.catch_up <= caught_up
+            if is_over and journal.role is Role.LEADING:
+                del self._held[number]
+                self._out.append(Leads(number, journal.leader_epoch))
 
     # --- inside -------------------------------------------------------------------------
 

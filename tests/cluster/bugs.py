@@ -19,7 +19,7 @@ from coordinator.cluster.engine import (
     Trim,
 )
 from coordinator.cluster.follower import Tail
-from coordinator.cluster.journal import ReplicatedJournal, Role
+from coordinator.cluster.journal import ReplicatedJournal, Role, Until
 from coordinator.log import compaction
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -251,6 +251,22 @@ def _chunks_of_a_former_term_are_installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicatedJournal, "install", lenient)
 
 
+def _wake_for_a_reader_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """Without a connection nobody reads, but the clock says that it is time to: for ever."""
+
+    def waits(machine: ReplicatedJournal, until: Until) -> bool:
+        return machine._reader_until is until
+
+    step = ReplicatedJournal._step_reader
+
+    def careful(machine: ReplicatedJournal, reply: Reply | None) -> None:
+        if machine._reader is not None:
+            step(machine, reply)
+
+    patch.setattr(ReplicatedJournal, "_reader_waits_for", waits)
+    patch.setattr(ReplicatedJournal, "_step_reader", careful)
+
+
 BUGS: Final[dict[str, Plant]] = {
     plant.__name__.strip("_"): plant
     for plant in (
@@ -272,5 +288,6 @@ BUGS: Final[dict[str, Plant]] = {
         _snapshot_forgets_the_last_entry,
         _answers_keep_their_old_fence,
         _chunks_of_a_former_term_are_installed,
+        _wake_for_a_reader_that_is_gone,
     )
 }

@@ -12,6 +12,7 @@ What must hold at any time:
 - Acknowledgements of one epoch come from one process.
 - A read that was answered shows all that was acknowledged, by anyone, before it was asked.
 - What a node holds is what the log says, as far as it has it, when it begins to lead all of it.
+  Then it knows all topics, too, that there were when it claimed to.
 """
 
 import random
@@ -39,6 +40,7 @@ NODES: Final = 3
 PARTITIONS: Final = 4
 SESSION_TIMEOUT_MS: Final = 4_000
 FOLLOW_INTERVAL_MS: Final = 50
+_LEADER_PATH: Final = re.compile(r"/journals/(\d+)/leader")
 _ENTRY_PATH: Final = re.compile(r"/journals/(\d+)/log/\d+/(\d+)")
 
 
@@ -107,6 +109,7 @@ class World:
         logs: By journal.
         acked: By partition, what was acknowledged.
         refused: What was answered 16.
+        topics: By journal, how much was in the log of the topics when it was claimed last.
         runs: By journal and epoch, the process that acknowledges in it.
     """
 
@@ -117,6 +120,7 @@ class World:
     now_ms: int = 0
     acked: dict[int, set[int]] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+    topics: dict[int, int] = field(default_factory=dict)
     runs: dict[tuple[int, int], str] = field(default_factory=dict)
     late: list[Undone] = field(default_factory=list)
     tokens: Iterator[int] = field(default_factory=lambda: count(1))
@@ -137,12 +141,16 @@ class World:
 
     def _look_at_leader(self, path: str, number: int) -> None:
         """See that nobody took a journal from a living session, but who has it."""
-        if not path.endswith("/leader"):
+        match = _LEADER_PATH.fullmatch(path)
+        if not match:
             return
         before, now = [
             znodes.decode_leader(self.ensemble.data(path, n)) for n in (number, number + 1)
         ]
-        if before is None or now is None or before.run == now.run:
+        if now is None or (before is not None and before.run == now.run):
+            return
+        self.topics[int(match[1])] = len(self.logs[0].tokens)
+        if before is None:
             return
         writer, session = self.ensemble.writers[number], self.ensemble.session(before.session)
         is_living = session.ended_at is None or session.ended_at > number
@@ -225,6 +233,8 @@ class Host:
         self._serve(effect.journal, effect.epoch)
 
     def _serve(self, journal: int, epoch: int) -> None:
+        knows_topics = len(self.held[0]) >= self.world.topics.get(journal, 0)
+        require(knows_topics, "a group knows topics that its node doesn't")
         self.epochs[journal] = self.terms[journal] = epoch
         self.to_stop.discard(journal)
 
@@ -343,6 +353,9 @@ class Host:
         deadline_ms = self.cluster.next_deadline_ms()
         if deadline_ms is not None and deadline_ms <= self.world.now_ms:
             self.act(self.cluster.tick(self.world.now_ms))
+            deadline_ms = self.cluster.next_deadline_ms()
+            is_done = deadline_ms is None or deadline_ms > self.world.now_ms
+            require(is_done, "it is time for something, again and again")
 
     def move(self, journal: int, to: int) -> None:
         """Hand a journal over, as an operator may ask."""
@@ -397,10 +410,10 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
 class History:
     """One random history; the same seed makes the same one."""
 
-    def __init__(self, seed: int, steps: int = 120) -> None:
+    def __init__(self, seed: int, steps: int = 120, journals: int = 0) -> None:
         self.rng = random.Random(seed)
         self.steps = steps
-        journals = self.rng.choice((1, 1, 1, 2))
+        journals = journals or self.rng.choice((1, 1, 1, 2))
         ensemble = Ensemble(znodes.founding(PARTITIONS, journals))
         self.world = World(self.rng, journals, ensemble, [Log() for _ in range(journals)])
         self.hosts = [Host(self.world, number) for number in range(NODES)]
@@ -438,7 +451,7 @@ class History:
     def run(self) -> World:
         """Take all steps, and mend. Raises Violation."""
         with _parts_of(self._part_bytes):
-            self._come_to_rest()
+            self.come_to_rest()
             for kind in self.rng.choices(self._kinds, self._weights, k=self.steps):
                 kind()
                 self.world.look()
@@ -516,7 +529,7 @@ class History:
 
     def _run_on(self) -> None:
         """Have one process do all that waits for it."""
-        self._do_all(self._host())
+        self.do_all(self._host())
 
     def _all_run_on(self) -> None:
         """Have all processes do what they do, but the one that stands still."""
@@ -525,7 +538,7 @@ class History:
             self._commit()
             for host in self.hosts:
                 if host is not self._stalled:
-                    self._do_all(host)
+                    self.do_all(host)
                     host.tick()
 
     def _journal(self) -> int:
@@ -665,7 +678,7 @@ class History:
         world.late.clear()
         world.look()
         self._end_unused()
-        self._come_to_rest()
+        self.come_to_rest()
         for journal, log in enumerate(world.logs):
             serving = [host for host in self.hosts if journal in host.epochs]
             require(len(serving) == 1, f"journal {journal} has {len(serving)} leaders at rest")
@@ -686,13 +699,13 @@ class History:
             if id(session) not in used and not session.has_ended:
                 self.world.ensemble.end(session)
 
-    def _come_to_rest(self) -> None:
+    def come_to_rest(self) -> None:
         """Let everything happen in its order, until nothing does."""
         quiet = 0
         for _ in range(3_000):
             is_busy = False
             for host in self.hosts:
-                is_busy |= self._do_all(host)
+                is_busy |= self.do_all(host)
             self.world.look()
             quiet = 0 if is_busy else quiet + 1
             if quiet > 8:
@@ -703,7 +716,7 @@ class History:
                     host.tick()
         raise Violation("it never comes to rest")
 
-    def _do_all(self, host: Host) -> bool:
+    def do_all(self, host: Host) -> bool:
         """Do all that waits at one host; return whether anything did."""
         line, ensemble = host.line, self.world.ensemble
         if line.is_connected and line.session and line.session.has_ended:

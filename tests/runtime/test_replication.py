@@ -37,7 +37,7 @@ from protocol.messages import (
 )
 from protocol.partition import TopicPartition
 from tests.server.world import Client, beat, commit, join
-from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Host, ask, cluster, until
+from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, ask, cluster, until
 
 SESSION_MS: Final = 10_000
 FETCH: Final = OffsetFetchRequest((GroupFetch("g", (TopicPartitions("t", (0,)),)),), False)
@@ -245,9 +245,9 @@ async def test_a_move_that_comes_to_nothing_is_told(autojump_clock: MockClock) -
         journal = old.node.shard_of("g").partition % JOURNALS
         sent = client.send(MoveJournalRequest(journal, new.number))
         await until(lambda: old.node.shard_of("g").refusal() is not None)
-        old.is_cut_off = True  # What was asked of the ensemble is lost.
+        old.contact = Contact.CUT_OFF  # What was asked of the ensemble is lost.
         await trio.sleep(1)
-        old.is_cut_off = False
+        old.contact = Contact.FINE
         await until(lambda: sent in client.answers())
         answer: Any = client.answers()[sent].response
 
@@ -338,13 +338,13 @@ async def test_a_node_that_hears_nothing_never_answers_with_the_past(
         old = here.leader_of("g")
         client = old.connect()
         assert await error_of(client, commit(7)) == 0
-        old.is_deaf = True
+        old.contact = Contact.DEAF
         here.end_session(old)
         read = client.send(FETCH)
         new = await here.new_leader_of("g", old)
         assert await error_of(new.connect(), commit(8)) == 0
         assert read not in client.answers()
-        old.is_deaf = False
+        old.contact = Contact.FINE
         await trio.sleep(1)
         answer: Any = client.answers()[read].response
 
@@ -363,14 +363,14 @@ async def test_a_node_that_is_cut_off_for_a_while_evicts_nobody(
         for _ in range(4):
             await trio.sleep(2)
             assert await error_of(client, beat(member_id, generation)) == 0
-        node.is_cut_off = True
+        node.contact = Contact.CUT_OFF
         await trio.sleep(0.5)
         waiting = client.send(FETCH)
         await trio.sleep(1)
         refused = await error_of(client, beat(member_id, generation))
         await trio.sleep(2.5)
         assert waiting not in client.answers()
-        node.is_cut_off = False
+        node.contact = Contact.FINE
         await trio.sleep(0.5)
         found: Any = client.answers()[waiting].response
 
@@ -390,7 +390,7 @@ async def test_a_node_that_is_cut_off_for_long_sends_everybody_elsewhere(
     async with cluster() as here:
         node = here.leader_of("g")
         client = node.connect()
-        node.is_cut_off = True
+        node.contact = Contact.CUT_OFF
         await trio.sleep(7)
 
         assert await error_of(client, commit(7)) == ErrorCode.NOT_COORDINATOR
@@ -404,14 +404,14 @@ async def test_a_node_says_that_it_is_cut_off_whether_it_leads_or_not(
     async with cluster() as here:
         node = here.hosts[1]
         assert parts_not_well(node) == []
-        node.is_cut_off = True
+        node.contact = Contact.CUT_OFF
         await trio.sleep(0.9)
         assert parts_not_well(node) == []
         await trio.sleep(1.1)
 
         assert parts_not_well(node) == ["zookeeper"]
         assert node.node.describe(1).status == "unhealthy"
-        node.is_cut_off = False
+        node.contact = Contact.FINE
         await trio.sleep(20)
         assert parts_not_well(node) == []
         assert node.node.describe(1).status == "ready"

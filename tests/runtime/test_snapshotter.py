@@ -18,7 +18,7 @@ from protocol.messages import (
 )
 from tests.runtime.test_replication import error_of, fetched, move
 from tests.server.world import Client, commit
-from tests.sim.cluster import JOURNALS, Cluster, Host, ask, cluster, until
+from tests.sim.cluster import JOURNALS, Cluster, Contact, Host, ask, cluster, until
 
 EVERY: Final = "cluster.snapshot.entries=16"
 DIED: Final = CompactionFailed("the compaction process was killed by signal 9")
@@ -103,10 +103,10 @@ async def test_a_follower_that_missed_what_was_trimmed_loads_the_snapshot(
     async with cluster(EVERY, "cluster.session.timeout.ms=6000") as here:
         node = here.leader_of("g")
         away = next(host for host in here.hosts.values() if host is not node)
-        away.is_cut_off = True
+        away.contact = Contact.CUT_OFF
         await commit_often(node.connect(), 16)
         await snapshot_of(node)
-        away.is_cut_off = False
+        away.contact = Contact.FINE
         held = node.node.shard_of("g").core.hard_state()
         await until(lambda: away.node.shard_of("g").core.hard_state() == held)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from typing import Any, Final
 
 import trio
@@ -22,7 +23,7 @@ from tests.fakes.environment import environment
 from tests.fakes.snapshots import MemoryChild
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import WALL_MS, Client, FakeListener
-from tests.sim.ensemble import Ensemble, Line
+from tests.sim.ensemble import Ensemble, Line, Undone
 
 SESSION_TIMEOUT_MS: Final = 6_000
 PARTITIONS: Final = 6
@@ -31,21 +32,36 @@ JOURNALS: Final = 3
 STEP_S: Final = 0.002
 
 
+class Contact(Enum):
+    """What a node and the ensemble hear of each other."""
+
+    FINE = auto()
+    UNHEARD = auto()  # What the node asks is done, and no answer arrives.
+    DEAF = auto()  # Nothing arrives, either way; nobody has noticed.
+    CUT_OFF = auto()  # There is no connection, and none can be made.
+
+
+_SERVES: Final = frozenset({Contact.FINE, Contact.UNHEARD})
+_HEARS: Final = frozenset({Contact.FINE, Contact.CUT_OFF})
+
+
 class Host:
     """One life of a node.
 
     Attributes:
         line: To the ensemble.
-        is_cut_off: Set it to break the connection, and keep it broken.
-        is_deaf: Set it, and what the ensemble says does not arrive, nor is anything done for it.
+        contact: With the ensemble; may be set.
+        wall_shift_ms: How wrong its wall clock is.
         events: What it logged.
         child: Makes its snapshots.
     """
 
     def __init__(self, cluster: "Cluster", number: int) -> None:
         self.number = number
-        self._ensemble = cluster.ensemble
-        self._heard = cluster.heard
+        self._cluster = cluster
+        self._contact = Contact.FINE
+        self._stirred = trio.Event()
+        self.wall_shift_ms = 0
         self.name = f"node{number}"
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.scope = trio.CancelScope()
@@ -69,7 +85,7 @@ class Host:
         surroundings = environment(
             submit=_nothing,
             new_uuid=new_id,
-            wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000),
+            wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000) + self.wall_shift_ms,
             emit_event=self._hear,
         )
         self.child = MemoryChild(cluster.ensemble)
@@ -93,40 +109,86 @@ class Host:
             authorizer=make_authorizer(cluster.settings, self.node),
         )
         self.listener = cluster.listen(self.name)
-        self.is_cut_off = False
-        self.is_deaf = False
+        self.line.stirred = self.stir
+        self.task: trio.lowlevel.Task  # Once it runs.
 
     def _hear(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))
-        self._heard(name, fields)
+        self._cluster.heard(self, name, fields)
 
     async def run(self) -> None:
         """Run until killed."""
+        self.task = trio.lowlevel.current_task()
         with self.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.node.run)
                 nursery.start_soon(self.server.run, list[Listener]([self.listener]))
-                nursery.start_soon(self._pump)
+                nursery.start_soon(self._hear_ensemble)
 
-    async def _pump(self) -> None:
-        """Carry requests and answers, and have what others wrote seen."""
+    # --- the ensemble -------------------------------------------------------------------
+
+    @property
+    def contact(self) -> Contact:
+        """What it and the ensemble hear of each other."""
+        return self._contact
+
+    @contact.setter
+    def contact(self, contact: Contact) -> None:
+        self._contact = contact
+        self.stir()
+
+    def stir(self) -> None:
+        """There may be something to carry."""
+        stirred, self._stirred = self._stirred, trio.Event()
+        stirred.set()
+
+    async def carry(self) -> None:
+        """Have done what it asked, and what others wrote seen, though it may stand still."""
         line = self.line
         while True:
+            while not (self._is_served and (line.has_requests or line.lags)):
+                await self._stirred.wait()
             await trio.sleep(STEP_S)
-            if self.is_deaf:
-                continue
-            is_over = line.session is not None and line.session.has_ended
-            if line.is_connected and (self.is_cut_off or is_over):
-                line.drop()
-            if not (line.is_connected or self.is_cut_off):
-                line.connect()
-            while line.has_requests:
+            while line.has_requests and self._is_served:
                 line.serve()
-            if line.is_connected:
-                line.see(self._ensemble.transactions)
+            if self._is_served:
+                line.see(self._cluster.newest_seen(line))
+
+    async def _hear_ensemble(self) -> None:
+        """Take the answers, and see that there is a connection."""
+        line = self.line
+        while True:
+            while not self._has_news:
+                await self._stirred.wait()
             await trio.sleep(STEP_S)
-            while line.has_answers and not self.is_deaf:
+            if self._is_lost:
+                self._cluster.undone(line.drop())
+            if self._may_connect:
+                line.connect(self._cluster.newest_seen(line))
+            while line.has_answers and self._contact in _HEARS:
                 line.deliver()
+
+    @property
+    def _is_served(self) -> bool:
+        line = self.line
+        return line.is_connected and not line.is_over and self._contact in _SERVES
+
+    @property
+    def _is_lost(self) -> bool:
+        line = self.line
+        is_over = line.is_over and self._contact in _HEARS
+        return line.is_connected and (is_over or self._contact is Contact.CUT_OFF)
+
+    @property
+    def _has_news(self) -> bool:
+        is_heard = self.line.has_answers and self._contact in _HEARS
+        return is_heard or self._may_connect or self._is_lost
+
+    @property
+    def _may_connect(self) -> bool:
+        return not self.line.is_connected and self._contact is Contact.FINE
+
+    # --- for tests ----------------------------------------------------------------------
 
     def connect(self) -> Client:
         """Connect to it."""
@@ -159,20 +221,30 @@ class Cluster:
         self.formats = FORMATS  # Of the release that the next node runs.
         self.tail_bytes = settings.cluster_snapshot_bytes
         self.tail_entries = settings.cluster_snapshot_entries
-        self.heard: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
+        self.heard: Callable[[Host, str, dict[str, Any]], None] = lambda _host, _name, _fields: None
         self.listen: Callable[[str], Listener] = lambda _name: FakeListener()
+        self.undone: Callable[[list[Undone]], None] = lambda _undone: None
+        self.newest_seen: Callable[[Line], int] = lambda _line: self.ensemble.transactions
         self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))
+        self.ensemble.stirred = self._stir
         self.hosts: dict[int, Host] = {}
 
     def start(self, number: int) -> Host:
         """Start a node."""
         host = self.hosts[number] = Host(self, number)
         self.nursery.start_soon(host.run)
+        self.nursery.start_soon(host.carry)
         return host
+
+    def _stir(self) -> None:
+        for host in self.hosts.values():
+            host.stir()
 
     def kill(self, host: Host) -> None:
         """End a node at once; its session lives on."""
         host.scope.cancel()
+        host.contact = Contact.CUT_OFF
+        self.undone(host.line.abandon())
         del self.hosts[host.number]
 
     def end_session(self, host: Host) -> None:

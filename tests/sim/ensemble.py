@@ -48,6 +48,12 @@ from coordinator.cluster.znodes import (
 )
 
 _LOST = Reply(Code.LOST)
+
+
+def _nothing() -> None:
+    pass
+
+
 _FIRST_SESSION = 0x1000
 
 
@@ -94,6 +100,7 @@ class Ensemble:
     Attributes:
         sessions: All that there were.
         writers: Of each transaction, the number of the session.
+        stirred: Called whenever there is a transaction, or a session ends.
     """
 
     def __init__(self, made: Iterable[Make] = ()) -> None:
@@ -105,6 +112,7 @@ class Ensemble:
         self.writers: list[int] = []
         self._ephemerals: dict[int, set[str]] = {}
         self.sessions: list[Session] = []
+        self.stirred: Callable[[], None] = _nothing
         founder = self.connect()
         for make in made:
             assert self.do(founder, Multi((make,)), None) == Applied()
@@ -128,6 +136,7 @@ class Ensemble:
         removed = tuple([Remove(path, {}) for path in paths if self.at(path)])
         if removed:
             self._apply(removed, session)
+        self.stirred()
 
     def at(self, path: str, seen: int | None = None) -> Znode | None:
         """Return what *path* is after so many transactions, or all; None if it isn't there."""
@@ -203,6 +212,7 @@ class Ensemble:
             except _Refused as refused:
                 # A transaction that fails is one, too: whoever sent it sees all before it.
                 self._steps.append(())
+                self.stirred()
                 raise _FailedAt(at, refused.failure) from None
             if isinstance(change, Make) and change.is_ephemeral:
                 ephemerals.append(change.path)
@@ -214,6 +224,7 @@ class Ensemble:
                 self._children.setdefault(parent, {})[name] = None
         if ephemerals:
             self._ephemerals.setdefault(session.number, set()).update(ephemerals)
+        self.stirred()
 
     def _changed(
         self, change: Change, after: dict[str, Znode | None], session: Session
@@ -276,12 +287,14 @@ class Line:
     Attributes:
         session: The one in use, None before the first.
         is_connected: Whether requests go anywhere.
+        stirred: Called when there is something to serve or to deliver that wasn't there before.
     """
 
     def __init__(self, ensemble: Ensemble, told: Callable[[Event], None]) -> None:
         """Make it, without a connection; *told* hears the events."""
         self.session: Session | None = None
         self.is_connected = False
+        self.stirred: Callable[[], None] = _nothing
         self._ensemble = ensemble
         self._told = told
         self._requests: deque[_Asked] = deque()
@@ -297,6 +310,7 @@ class Line:
             self._requests.append(asked)
         else:
             self._answers.append((asked, lambda: done(_LOST)))
+        self.stirred()
 
     async def run(self) -> None:
         """Do nothing: whoever holds it decides what happens."""
@@ -308,16 +322,29 @@ class Line:
         """Whether `serve` has something to do."""
         return bool(self._requests)
 
+    def is_asked(self, kind: type[Request]) -> bool:
+        """Whether a request of this kind waits for `serve`."""
+        return any(isinstance(asked.request, kind) for asked in self._requests)
+
     @property
     def has_answers(self) -> bool:
         """Whether `deliver` has something to do."""
         return bool(self._answers)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its session has ended: the server closes the connection."""
+        return self.session is not None and self.session.has_ended
+
+    @property
+    def lags(self) -> bool:
+        """Whether `see` has something to do."""
+        return self._session().seen < self._ensemble.transactions
+
     def serve(self) -> None:
         """Have the next request done; its answer is on its way."""
         session, asked = self._session(), self._requests.popleft()
         if session.has_ended:
-            # The server says that the session is over, and closes.
             self._requests.appendleft(asked)
             return
         operation = znodes.operation(asked.request)
@@ -326,6 +353,7 @@ class Line:
             self.see(self._ensemble.transactions)
         reply = znodes.reply(asked.request, result)
         self._answers.append((asked, lambda: asked.done(reply)))
+        self.stirred()
 
     def see(self, transactions: int) -> None:
         """Have the session see so many transactions, and what it watches told."""
@@ -334,6 +362,7 @@ class Line:
 
     def _tell_fired(self, request: Request) -> None:
         self._answers.append((None, lambda: self._told(Fired(request))))
+        self.stirred()
 
     def deliver(self) -> None:
         """Have the next answer, or event, reach the client."""
@@ -342,17 +371,22 @@ class Line:
     def drop(self) -> list["Undone"]:
         """Break the connection; return the requests that were not done, which may be done later."""
         session = self._session()
-        undone = [Undone(session, asked.request) for asked in self._requests]
         lost = [asked for asked, _ in self._answers if asked is not None]
         lost += self._requests
-        self._requests.clear()
-        self._answers.clear()
+        undone = self.abandon()
         self.is_connected = False
         session.data_watches.clear()
         session.child_watches.clear()
         for asked in lost:
             asked.done(_LOST)
         self._told(Suspended())
+        return undone
+
+    def abandon(self) -> list["Undone"]:
+        """Lose what is on its way, as nobody is there any more; return what was not done."""
+        undone = [Undone(self._session(), asked.request) for asked in self._requests]
+        self._requests.clear()
+        self._answers.clear()
         return undone
 
     def connect(self, seen: int | None = None) -> None:
