@@ -4,7 +4,7 @@ The names are trio's private ones (its own plug-in for hypothesis uses them); a 
 that they still do what they are meant to.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -37,6 +37,59 @@ class _StepLimit(trio.abc.Instrument):
             self.last[task.name] += 1
             if self.steps == self._steps_max:
                 self.scope.cancel()
+
+
+class Standstill(deque[trio.lowlevel.Task]):
+    """trio's queue of the tasks that are to run; some stand still, as a stopped process does.
+
+    Time goes by meanwhile, and everything that became due is due at once when they go on.
+    """
+
+    def __init__(self) -> None:
+        """Use `install` instead."""
+        super().__init__()
+        self._roots: set[trio.lowlevel.Task] = set()
+        self._held: list[trio.lowlevel.Task] = []
+
+    @classmethod
+    def install(cls) -> "Standstill":
+        """Have this run use it from now on."""
+        run: Any = trio._core._run
+        runner = run.GLOBAL_RUN_CONTEXT.runner
+        queue = cls()
+        queue.extend(runner.runq)
+        runner.runq = queue
+        return queue
+
+    def append(self, task: trio.lowlevel.Task) -> None:
+        """Have *task* run, now or when it may."""
+        if self._roots and self._stands_still(task):
+            self._held.append(task)
+        else:
+            super().append(task)
+
+    def freeze(self, root: trio.lowlevel.Task) -> None:
+        """Have *root*, and all tasks below it, stand still."""
+        self._roots.add(root)
+        runnable = list(self)
+        self.clear()
+        for task in runnable:
+            self.append(task)
+
+    def thaw(self, root: trio.lowlevel.Task) -> None:
+        """Have them go on."""
+        self._roots.discard(root)
+        held, self._held = self._held, []
+        for task in held:
+            self.append(task)
+
+    def _stands_still(self, task: trio.lowlevel.Task) -> bool:
+        at: trio.lowlevel.Task | None = task
+        while at is not None:
+            if at in self._roots:
+                return True
+            at = None if at.parent_nursery is None else at.parent_nursery.parent_task
+        return False
 
 
 def run_deterministically(

@@ -127,6 +127,7 @@ class Driver:
         self.name = name
         self.group = group
         self.member: Member | None = None
+        self.session_timeout_ms = 0
         self.assignment: Assignment | None = None
         self._rng = world.rng(f"driver {name}")
         self._instance_id = name if self._rng.random() < 0.3 else None
@@ -186,13 +187,14 @@ class Driver:
         # A static one would keep what it assigned, with its next incarnation.
         is_static = self._instance_id is not None
         self._is_buggy = not (self.world.healed or is_static) and rng.random() < 0.1
+        self.session_timeout_ms = rng.choice((2_000, 4_000, 8_000))
         async with (
             connect_as(self.world, self.name, rng) as client,
             client.join(
                 self.group,
                 [TOPIC],
                 {TOPIC: NUM_PARTITIONS},
-                session_timeout_ms=rng.choice((2_000, 4_000, 8_000)),
+                session_timeout_ms=self.session_timeout_ms,
                 rebalance_timeout_ms=rng.choice((3_000, 6_000)),
                 assignors=self._assignors(),
                 group_instance_id=self._instance_id,

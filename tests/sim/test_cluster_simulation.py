@@ -1,0 +1,136 @@
+"""Random histories of a whole cluster, with drivers; each must keep every promise."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from coordinator.cluster.engine import Announce
+from coordinator.cluster.node import ClusterNode
+from coordinator.group.core import Now
+from coordinator.runtime.replication import _Journal
+from coordinator.runtime.shard import FencedGate, ShardRunner, Status
+from protocol.errors import ErrorCode
+from tests.sim.cluster_simulation import run_seed
+from tests.sim.simulation import Result
+
+FIRST_SEED: Final = int(os.environ.get("SIM_FIRST_SEED", "1"))
+# As many as take half a minute of CPU.
+SEEDS: Final = max(1, int(os.environ.get("SIM_SEEDS", "300")) // 12)
+_CHUNK: Final = 5
+# Several times as many as each of the bugs takes.
+BUG_SEEDS_MAX: Final = 60
+
+
+def _chunks() -> list[range]:
+    end = FIRST_SEED + SEEDS
+    return [range(at, min(at + _CHUNK, end)) for at in range(FIRST_SEED, end, _CHUNK)]
+
+
+def _report(result: Result) -> str:
+    broken = "\n".join(f"  {v.invariant}: {v.text}" for v in result.violations)
+    replay = f"python -m tests.sim.cluster_simulation {result.seed}"
+    return f"seed {result.seed} broke\n{broken}\nreplay: {replay}"
+
+
+@pytest.mark.parametrize("seeds", _chunks(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_every_promise_holds_whatever_breaks(seeds: range) -> None:
+    """Nodes and the ensemble come and go, in any mix, and nobody who is there loses anything."""
+    acknowledged = 0
+    for seed in seeds:
+        result = run_seed(seed)
+        assert not result.violations, _report(result)
+        acknowledged += result.acknowledged
+    assert acknowledged, "nothing was ever acknowledged, so nothing was checked"
+
+
+def test_a_seed_replays_exactly() -> None:
+    """A failure that can't be repeated can't be understood."""
+    for seed in (1, 2):
+        assert run_seed(seed).trace_hash == run_seed(seed).trace_hash
+
+
+# --- planted bugs ---------------------------------------------------------------------------
+
+
+def _answer_from_memory_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Another node may lead by now."""
+
+    def park(gate: FencedGate, until: int, _deadline: int, token: Any, *rest: Any) -> None:
+        gate._release((until, 0, token, *rest))
+
+    patch.setattr(FencedGate, "park", park)
+
+
+def _keep_what_is_ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Who is deposed goes on with what it had decided, and replays the log on top of it."""
+
+    def drop(runner: ShardRunner[Any], now: Now, _doubtful_offset: int = 0) -> None:
+        runner.status = Status.CLOSED
+        runner.unloads += 1
+        runner._fail(runner.gate.give_up(), ErrorCode.OUTCOME_UNKNOWN, now)
+        runner._leave(runner.core.rest(now), now)
+
+    patch.setattr(ShardRunner, "drop", drop)
+
+
+def _let_sessions_run_while_nobody_is_heard(patch: pytest.MonkeyPatch) -> None:
+    """A member has said that it is there, and nothing came of that."""
+
+    def resume(runner: ShardRunner[Any], _after_ms: int) -> None:
+        if runner.status in {Status.SUSPENDED, Status.CUT_OFF}:
+            runner.status = Status.ACTIVE
+            runner._services.deadline_may_be_earlier(runner.core.next_deadline_ms())
+
+    patch.setattr(ShardRunner, "resume", resume)
+
+
+def _believe_what_is_registered(patch: pytest.MonkeyPatch) -> None:
+    """What a former life asked for arrives late: nobody can lead any more in its name."""
+
+    def announce(node: ClusterNode) -> None:
+        is_ready = node.is_ready and not node._is_draining
+        if node._registered is not None and node._registered.is_ready != is_ready:
+            node._registered = replace(node._registered, is_ready=is_ready)
+            node._send(Announce(node._registered))
+
+    patch.setattr(ClusterNode, "_announce", announce)
+
+
+def _miss_a_batch(patch: pytest.MonkeyPatch) -> None:
+    """One that follows skips something."""
+    replay = _Journal._replay
+
+    async def skipping(journal: _Journal, batches: Any) -> int:
+        taken = [batch for batch in batches if batch.base_offset != 7]
+        return await replay(journal, taken)
+
+    patch.setattr(_Journal, "_replay", skipping)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("plant", "only", "noticed"),
+    [
+        (_answer_from_memory_at_once, ("_freeze", "_cut_off"), ("I1", "I3", "I5", "I7")),
+        (_keep_what_is_ahead_of_the_log, ("_freeze", "_lose_answers"), ("I",)),
+        (_let_sessions_run_while_nobody_is_heard, ("_take_ensemble_away",), ("evicted",)),
+        (_believe_what_is_registered, ("_stop",), ("the run failed",)),
+        (_miss_a_batch, ("_kill",), ("I",)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) and value.__name__.strip("_"),
+)
+def test_the_simulation_notices(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    only: tuple[str, ...],
+    noticed: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A simulation that doesn't notice what breaks a promise proves nothing."""
+    plant(monkeypatch)
+    for seed in range(1, BUG_SEEDS_MAX + 1):
+        if any(v.invariant.startswith(noticed) for v in run_seed(seed, only=only).violations):
+            return
+    pytest.fail(f"{BUG_SEEDS_MAX} seeds did not notice")
