@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import yaml
 
+from bench.ensemble import SETTINGS as ZOOKEEPER
 from coordinator.config import load_settings
 from tests.deploy.support import DEPLOY, needs, run
 
 UNIT: Final = DEPLOY / "systemd/group-coordinator.service"
 COMPOSE: Final = DEPLOY / "compose.yaml"
+CLUSTER: Final = DEPLOY / "compose-cluster.yaml"
 MANIFESTS: Final = DEPLOY / "kubernetes/group-coordinator.yaml"
 # What `systemd-analyze security` calls "OK" begins at 4; an unprotected unit has 9.6.
 EXPOSURE_MAX: Final = 20
@@ -48,10 +50,10 @@ def test_the_unit_does_not_start_again_what_was_refused() -> None:
     assert "RestartPreventExitStatus=2 65 78\n" in text
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_files_are_some() -> None:
     """An engine would say so only on the machine where it is wanted."""
     schema = ("--builtin-schema", "vendor.compose-spec")
-    done = run(installed("check-jsonschema"), *schema, str(COMPOSE))
+    done = run(installed("check-jsonschema"), *schema, str(COMPOSE), str(CLUSTER))
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -85,6 +87,33 @@ def test_the_files_that_the_compose_file_mounts_are_there() -> None:
 
     assert len(files) == 4
     assert [name for name in files if not (DEPLOY / name).exists()] == []
+
+
+def test_the_nodes_of_the_cluster_that_is_composed_fit_together() -> None:
+    """Each has its number and its address, and finds the ensemble, which is set as it has to be."""
+    parts = services(CLUSTER)
+    nodes = {name: one for name, one in parts.items() if name.startswith("coordinator")}
+    found = [load_settings(environ=one["environment"]) for one in nodes.values()]
+    told = [settings.addresses_told()[0] for settings in found]
+    servers = sorted(parts.keys() - nodes.keys())
+    places = [settings.zookeeper() for settings in found]
+    ensemble = {str(server) for place in places if place is not None for server in place.servers}
+    asked = {
+        name.replace("_", "").lower(): str(value)
+        for name, value in parts[servers[0]]["environment"].items()
+    }
+
+    assert [1, 2, 3] == [settings.node_id for settings in found]
+    assert [f"127.0.0.1:{one.port}:9310" for one in told] == [
+        one["ports"][0] for one in nodes.values()
+    ]
+    assert ensemble == {f"{server}:2181" for server in servers}
+    assert [1, 2, 3] == [parts[name]["environment"]["ZOO_MY_ID"] for name in servers]
+    for name in ("tickTime", "initLimit", "syncLimit"):
+        assert asked[f"zoo{name.lower()}"] == ZOOKEEPER[name]
+    assert asked["zoocfgextra"] == f"snapSizeLimitInKb={ZOOKEEPER['snapSizeLimitInKb']}"
+    ports = [port for one in nodes.values() for port in one["ports"]]
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
 def test_kubernetes_takes_the_manifests() -> None:
@@ -128,9 +157,7 @@ def installed(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def services() -> dict[str, dict[str, Any]]:
-    """Return what the compose file starts."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))[
-        "services"
-    ]
+def services(path: Path = COMPOSE) -> dict[str, dict[str, Any]]:
+    """Return what a compose file starts."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
     return found
