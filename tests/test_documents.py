@@ -12,7 +12,7 @@ from tests.guide import ROOT, sections_of
 
 # Fewer letters of its own would match any line, and one word all that begin with it.
 _LETTERS_MIN: Final = 8
-_PAGES: Final = ("README.md", "docs/operations.md", "docs/client.md")
+_PAGES: Final = ("README.md", "docs/operations.md", "docs/client.md", "docs/cluster.md")
 _TABLE: Final = re.compile(r"\S  +\S")
 
 

@@ -2,41 +2,39 @@
 
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import click
+from click.core import ParameterSource
 
-from coordinator.cli.common import EXIT_DRY_RUN, Change, DryRun
+from coordinator.cli.cluster_status import COLUMNS, Status, from_nodes, from_zookeeper, row_of, show
+from coordinator.cli.common import (
+    EXIT_DRY_RUN,
+    AskFailed,
+    Change,
+    Coordinator,
+    DryRun,
+    asks,
+    asks_to_change,
+)
 from coordinator.cli.config import loaded, settings_from
 from coordinator.cli.grammar import PROGRAM, Commands
 from coordinator.cli.log_dump import complaining
-from coordinator.cli.output import Output, counted, end, note, prints, time_of
-from coordinator.cluster.engine import (
-    Code,
-    Leader,
-    ListLog,
-    ListNodes,
-    ReadLeader,
-    ReadNode,
-    ReadSnapshot,
-    Registration,
-    Request,
-    Snapshot,
-)
-from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+from coordinator.cli.output import Output, end, note, prints
+from coordinator.cluster.errors import ClusterRefused
 from coordinator.cluster.founding import Layout, Place, find_or_found, prepare
 from coordinator.cluster.move_in import may_begin, move_in
 from coordinator.cluster.move_out import move_out
 from coordinator.cluster.zookeeper import Access, Visit, access_of
-from coordinator.config import ConfigError, Settings
+from coordinator.config import Address, ConfigError, Settings
 from coordinator.log.directory import OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import EXIT_REFUSED, LogIncompatible, LogRefused
 from coordinator.log.format import SECRET_BYTES
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import META_NAME, Meta, decode_meta
 from coordinator.server.run import new_cluster_id
+from protocol import messages as m
 
 # How long to wait for a connection, and for each answer.
 PATIENCE_S: Final = 30.0
@@ -47,7 +45,8 @@ PATIENCE_S: Final = 30.0
     examples={
         "Make a cluster of what a stopped daemon has in its folder:": "cluster init --from data "
         "--set cluster.zookeeper=zk1:2181,zk2:2181,zk3:2181/group-coordinator",
-        "Who leads what?": "cluster status --config cluster.toml",
+        "Who leads what?": "cluster status --at coordinator1.example:9310",
+        "Have node 2 lead journal 4:": "cluster move 4 2 --at coordinator1.example:9310",
     },
 )
 def cluster() -> None:
@@ -204,12 +203,10 @@ def export(
     layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
     with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
         place = Place(visit, access)
-        _cluster_in(place, layout)
-        nodes = dict(_nodes(visit))
-        rows = [_row(_journal(visit, number), nodes) for number in range(layout.journals)]
+        seen = _read(visit, place, settings)
         try:
             question = f"Freeze the cluster, and write it into {data_dir}?"
-            Change(output, yes=yes).confirm(question, _COLUMNS, rows)
+            Change(output, yes=yes).confirm(question, COLUMNS, list(map(row_of, seen.journals)))
         except DryRun as exc:
             end(str(exc), EXIT_DRY_RUN)
         directory = OsDirectory(data_dir)
@@ -234,99 +231,84 @@ def export(
     )
 
 
-# --- status --------------------------------------------------------------------------------
+# --- what it is like -----------------------------------------------------------------------
 
-_COLUMNS: Final = (
-    "JOURNAL",
-    "LEADER",
-    "EPOCH",
-    "LAST ENTRY",
-    "TAIL ENTRIES",
-    "SNAPSHOT ENTRY",
-    "SNAPSHOT BYTES",
+
+@cluster.command(
+    examples={
+        "Who leads what, and how far does everybody follow?": "cluster status "
+        "--at coordinator1.example:9310",
+        "As it stands in ZooKeeper, where no node can be asked:": "cluster status "
+        "--config cluster.toml",
+        "For a program:": "cluster status --at coordinator1.example:9310 --output json",
+    }
 )
-
-
-class _Journal(NamedTuple):
-    """What stands in ZooKeeper of one journal."""
-
-    number: int
-    leader: Leader | None
-    snapshot: Snapshot
-    entries: tuple[int, ...]
-
-
-@cluster.command(examples={"Who leads what?": "cluster status --config cluster.toml"})
 @settings_from
-@prints
-def status(output: Output, toml_path: Path | None, overrides: tuple[str, ...]) -> None:
-    """Show the nodes of the cluster, and who leads what, as it stands in ZooKeeper.
+@asks
+def status(
+    coordinator: Coordinator,
+    output: Output,
+    toml_path: Path | None,
+    overrides: tuple[str, ...],
+) -> bool:
+    """Show the nodes of the cluster, and who leads what since when.
 
-    No node is asked. A leader in brackets is not registered: somebody else is about to lead.
+    With cluster.zookeeper, by --config, --set or the environment, it is read in ZooKeeper, and no
+    node is asked. Otherwise the node --at is asked, and all the others that it knows of: BEHIND is
+    how many entries of the log each of them has yet to read.
+
+    Exits 0 if every journal is led and every node is ready, 1 with what is wrong.
     """
     settings = loaded((), toml_path, overrides)
+    if _is_given("at") or not settings.cluster_zookeeper:
+        return show(from_nodes(coordinator), output)
     access = _access(settings)
     with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
-        layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
-        cluster_id = _cluster_in(Place(visit, access), layout)
-        nodes = dict(_nodes(visit))
-        journals = [_journal(visit, number) for number in range(settings.cluster_journals)]
-    output.say(f"The cluster {cluster_id} has {counted(len(nodes), 'node')}.")
-    for node, (registration, _) in sorted(nodes.items()):
-        endpoints, since = ", ".join(registration.endpoints), time_of(registration.timestamp_ms)
-        readiness = "ready" if registration.is_ready else "not ready"
-        output.say(f"Node {node} at {endpoints}, {readiness}, since {since}")
-    output.show(_COLUMNS, [_row(journal, nodes) for journal in journals])
+        found = _read(visit, Place(visit, access), settings)
+    return show(found, output)
 
 
-def _asked(visit: Visit, request: Request) -> object:
-    """Return what *request* reads, None if it isn't there."""
-    reply = visit.ask(request)
-    if reply.code is Code.MISSING:
-        return None
-    if reply.code is not Code.OK:
-        raise EnsembleUnreachable(f"ZooKeeper doesn't answer: {reply.code.name} {reply.value}")
-    value: object = reply.value
-    return value
+def _read(visit: Visit, place: Place, settings: Settings) -> Status:
+    """Return the cluster as it stands in ZooKeeper. Raises ClusterRefused, EnsembleUnreachable."""
+    layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
+    cluster_id = _cluster_in(place, layout)
+    return from_zookeeper(visit, cluster_id, layout.journals, settings.cluster_state_max_bytes)
 
 
-def _nodes(visit: Visit) -> Iterator[tuple[int, tuple[Registration, int]]]:
-    listed = _asked(visit, ListNodes())
-    assert isinstance(listed, tuple)
-    for node in listed:
-        reply = visit.ask(ReadNode(node))
-        if reply.code is Code.OK:
-            yield node, (reply.value, reply.owner)
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
 
 
-def _journal(visit: Visit, number: int) -> _Journal:
-    leader, snapshot = _asked(visit, ReadLeader(number)), _asked(visit, ReadSnapshot(number))
-    firsts = _asked(visit, ListLog(number, None))
-    assert leader is None or isinstance(leader, Leader)
-    assert isinstance(snapshot, Snapshot)
-    assert isinstance(firsts, tuple)
-    entries: list[int] = []
-    for first in firsts:
-        found = _asked(visit, ListLog(number, first))
-        entries += found if isinstance(found, tuple) else ()
-    return _Journal(number, leader, snapshot, tuple(entries))
+@cluster.command(
+    examples={
+        "Have node 2 lead journal 4; any node says who leads it now:": "cluster move 4 2 "
+        "--at coordinator1.example:9310",
+        "In a script:": "cluster move 4 2 --yes --at coordinator1.example:9310",
+    }
+)
+@click.argument("journal", type=click.IntRange(0))
+@click.argument("node", type=click.IntRange(0))
+@asks_to_change
+def move(coordinator: Coordinator, output: Output, change: Change, journal: int, node: int) -> None:
+    """Have NODE lead JOURNAL from now on.
 
-
-def _row(journal: _Journal, nodes: dict[int, tuple[Registration, int]]) -> tuple[object, ...]:
-    number, leader, snapshot, entries = journal
-    name: str | None = None
-    if leader is not None and leader.is_frozen:
-        name = "frozen"
-    elif leader is not None and leader.session:
-        _, session = nodes.get(leader.node, (None, 0))
-        name = str(leader.node) if session == leader.session else f"[{leader.node}]"
-    last = max(entries, default=0)
-    return (
-        number,
-        name,
-        None if leader is None else leader.epoch,
-        last,
-        sum(entry > snapshot.index for entry in entries),
-        snapshot.index,
-        snapshot.size_bytes,
-    )
+    Its groups keep members, generations and offsets, and pause for as long as a hand-over takes. If
+    the node has more journals then than its share, another one leaves it.
+    """
+    told: m.DescribeClusterResponse = coordinator.ask(m.DescribeClusterRequest())
+    seen: m.DescribeJournalsResponse = coordinator.ask(m.DescribeJournalsRequest())
+    if journal >= len(seen.journals):
+        raise AskFailed(f"there is no journal {journal} of {len(seen.journals)}")
+    leader = seen.journals[journal].leader
+    where = {one.node_id: Address(one.host, one.port) for one in told.nodes}
+    if leader not in where:
+        raise AskFailed(f"nobody leads journal {journal}")
+    if leader == node:
+        output.say(f"Node {node} leads journal {journal} already.")
+        return
+    row = (journal, leader, node)
+    change.confirm(f"Move journal {journal}?", ("JOURNAL", "FROM", "TO"), [row])
+    with coordinator.elsewhere(where[leader]) as asked:
+        asked.ask(m.MoveJournalRequest(journal, node))
+    output.lines("journal {}: node {} has handed it to node {}", ("JOURNAL", "FROM", "TO"), [row])

@@ -173,6 +173,10 @@ class Coordinator:
         for link in self._link_to.values():
             link.close()
 
+    def elsewhere(self, address: Address) -> "Coordinator":
+        """Return another one, which is reached in the same way."""
+        return Coordinator((address,), timeout_s=self._timeout_s, config=self._config)
+
     def ask(self, request: Request) -> Any:
         """Return the answer to *request*.
 

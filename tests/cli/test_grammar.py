@@ -17,16 +17,17 @@ Path = tuple[str, ...]
 # A new command must say what it is: without a coordinator, a look at one, or a change.
 OFFLINE: Final = {
     *("serve", "settings", "log compact", "log dump", "log repair", "log verify"),
-    *("cluster export", "cluster init", "cluster status"),
+    *("cluster export", "cluster init"),
 }
 LOOKS: Final = {
-    *("compact", "health", "ping", "reload"),
+    *("cluster status", "compact", "health", "ping", "reload"),
     *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
     *("topics describe", "topics list", "topics register", "topics report-end"),
     *("config show", "offsets export", "offsets watch"),
     *("acls list", "quotas list", "users list"),
 }
 CHANGES: Final = {
+    "cluster move",
     *("groups delete", "groups delete-offsets", "groups reset-offsets"),
     *("members drain", "members remove", "offsets import"),
     *("groups retention", "topics delete"),
@@ -34,7 +35,7 @@ CHANGES: Final = {
     *("users add", "users password", "users remove", "zookeeper import"),
 }
 PRINT_ROWS: Final = {
-    *(*LOOKS, *CHANGES, "cluster export", "cluster status"),
+    *(*LOOKS, *CHANGES, "cluster export"),
     *("settings", "log dump", "log verify"),
 }
 

@@ -29,12 +29,14 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.log.journal import Journal
 from coordinator.log.replay import all_batches
-from tests.integration.daemon import daemon, run_cli
+from tests.integration.cluster_support import cluster
+from tests.integration.daemon import daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
 PARTITIONS: Final = 7
 JOURNALS: Final = 3
+SESSION: Final = "cluster.session.timeout.ms=4000"
 ID: Final = "0123456789012345678901"
 _numbers = count()
 Fold = dict[tuple[int, str, int, Any], tuple[int, Any]]
@@ -193,11 +195,36 @@ def test_the_status_shows_who_leads_what(access: Access) -> None:
             assert visit.ask(SetLeader(number, 0, leader, (), (1,))).code is Code.OK
 
         shown = run_cli("cluster", "status", *options(access))
-        rows = json.loads(run_cli("cluster", "status", "--output", "json", *options(access)).stdout)
+        told = json.loads(run_cli("cluster", "status", "--output", "json", *options(access)).stdout)
 
-    assert shown.returncode == 0
+    assert (1, "Nobody leads journal 1, 2.\n") == (shown.returncode, shown.stderr)
     assert "has 1 node." in shown.stdout
-    assert "Node 1 at PLAINTEXT://h:1, ready, since 2023-11-14" in shown.stdout
-    assert ["1", "[1]", None] == [row["leader"] for row in rows]
+    assert "Node 1 listens at PLAINTEXT://h:1, ready, since 2023-11-14" in shown.stdout
+    rows = told["journals"]
+    assert [1, None, None] == [row["leader"] for row in rows]
     assert [5, 6, None] == [row["epoch"] for row in rows]
     assert [0, 0, 0] == [row["last_entry"] + row["tail_entries"] for row in rows]
+    assert [True, True, False] == [row["since"] is not None for row in rows]
+
+
+def test_a_journal_is_moved_and_any_node_shows_it(zookeeper: Ensemble) -> None:
+    """Also when a node has ended."""
+    with cluster(f"{zookeeper.hosts}/command/{next(_numbers)}", SESSION) as nodes:
+        at = ("--at", nodes.addresses[0])
+
+        def journals() -> list[dict[str, Any]]:
+            shown = run_cli("cluster", "status", "--output", "json", *at)
+            found: list[dict[str, Any]] = json.loads(shown.stdout)["journals"]
+            return found
+
+        until(lambda: {row["leader"] for row in journals()} == {1, 2, 3}, "a share for each node")
+        (journal, *_) = [row["journal"] for row in journals() if row["leader"] == 2]
+        done = run_cli("cluster", "move", str(journal), "3", "--yes", *at)
+        moved = journals()[journal]
+        with_all = run_cli("cluster", "status", *at)
+        nodes.kill(2)
+        until(lambda: {row["leader"] for row in journals()} == {1, 3}, "leaders for what it led")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert (3, {"1", "2"}) == (moved["leader"], set(moved["behind"]))
+    assert (0, "") == (with_all.returncode, with_all.stderr)
