@@ -16,7 +16,7 @@ from coordinator.http.cookies import cookie_line, cookie_of
 from coordinator.http.routes import Refused
 from coordinator.http.viewer import Connection, FindOut, Viewer
 from coordinator.security.accounts import Account, Accounts, NoAccount, basic, by_certificate
-from coordinator.security.attempts import TooManyAttempts
+from coordinator.server.attempts import Attempts, TooManyAttempts
 from coordinator.server.authorization import Access, Authorizer
 from coordinator.server.throttles import Throttles
 from protocol.acls import ANONYMOUS
@@ -43,6 +43,7 @@ class Entry:
         now: Callable[[], Now],
         audit: Audit,
         throttles: Throttles,
+        attempts: Attempts,
         is_ready: Callable[[], bool] = lambda: True,
         run_in_thread: RunInThread | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Entry:
             now: Returns the time.
             audit: Is told of what is refused, and of the log-ins of the page.
             throttles: What clients take, by principal, and who owes something.
+            attempts: What failed, by address.
             is_ready: Says whether users and rules are loaded; until then nobody is known.
             run_in_thread: Compares a password; by default one at a time, in a thread.
         """
@@ -62,6 +64,7 @@ class Entry:
         self.now = now
         self.audit = audit
         self._throttles = throttles
+        self._attempts = attempts
         self._is_ready = is_ready
         self._run_in_thread = run_in_thread or partial(
             trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)
@@ -105,7 +108,7 @@ class Entry:
             account = self.accounts.by_token(token, self.now().wall_ms)
         except NoAccount as exc:
             raise self._refused(exc, connection, "token") from None
-        self.accounts.attempts.succeeded(connection.peer)
+        self._attempts.succeeded(connection.peer)
         return account
 
     async def by_password(self, name: str, password: str, connection: Connection) -> Account:
@@ -119,7 +122,7 @@ class Entry:
             account = await self._run_in_thread(self.accounts.password_check(name, password))
         except NoAccount as exc:
             raise self._refused(exc, connection, "password") from None
-        self.accounts.attempts.succeeded(connection.peer)
+        self._attempts.succeeded(connection.peer)
         return account
 
     async def _by_basic(self, text: str, connection: Connection) -> Viewer:
@@ -168,10 +171,11 @@ class Entry:
             text = f"{viewer.principal} has taken more than its quotas allow"
             raise Refused(429, text, retry_after_s=-(-wait_ms // 1000))
 
-    def answered(self, viewer: Viewer, size_bytes: int) -> None:
-        """Count a request of *viewer* whose answer has so many bytes."""
+    def handled(self, viewer: Viewer, size_bytes: int, spent_s: float) -> None:
+        """Count a request of *viewer*: the bytes of its answer, and the time it took to make it."""
         assert viewer.principal is not None
-        self._throttles.of(viewer.principal).take_over_http(size_bytes)
+        throttle = self._throttles.of(viewer.principal)
+        throttle.take_over_http(size_bytes, int(spent_s * 1_000_000))
 
     def _check_ready(self) -> None:
         # To be called a stranger would end a program that only came too early.
@@ -181,11 +185,12 @@ class Entry:
     def _begin(self, connection: Connection) -> None:
         self._check_ready()
         try:
-            self.accounts.attempts.begin(connection.peer, self.now().mono_ms)
+            self._attempts.begin(connection.peer, self.now().mono_ms)
         except TooManyAttempts as exc:
             raise Refused(429, str(exc), retry_after_s=-(-exc.wait_ms // 1000)) from None
 
     def _refused(self, exc: NoAccount, connection: Connection, mechanism: str) -> Refused:
+        self._attempts.failed(connection.peer, self.now().mono_ms)
         self._tell_refused(exc, connection, mechanism)
         return Refused(401, _FAILED, headers=_CHALLENGE)
 

@@ -6,10 +6,11 @@ under way may be one address's, as long as nobody else asks: behind a proxy ever
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -85,6 +86,7 @@ class HttpSessions:
         self._allowed_hosts = allowed_hosts
         self._entry = entry
         self._wall_clock_ms = environment.wall_clock_ms
+        self._clock_s = environment.clock_s
         self._answered = environment.telemetry.http
         self._all: dict[HttpSession, None] = {}
         self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
@@ -223,13 +225,13 @@ class HttpSessions:
 
     def _answer_at_once(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
         """Run a handler that never waits; a task for it would cost more than what it does."""
-        handler = route.handler(request)
+        handling = _Timed(route.handler(request), self._clock_s)
         try:
-            next(handler.__await__())
+            next(handling.__await__())
         except StopIteration as done:
-            self._answer(session, request, done.value)
+            self._answer(session, request, done.value, handling.spent_s)
         except Refused as exc:
-            self._refuse(session, route, request, exc)
+            self._refuse(session, route, request, exc, handling.spent_s)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             self._failed(session, route, exc)
         else:
@@ -246,21 +248,26 @@ class HttpSessions:
         self, session: HttpSession, route: Route, request: HttpRequest, find_out: FindOut | None
     ) -> None:
         await self._pace.pause()
+        handling = None
         try:
             if find_out is not None:
                 viewer = await find_out()
                 request = replace(request, viewer=viewer)
                 assert self._entry is not None  # It is what finds out.
                 self._entry.check_quota(viewer)
-            answer = await route.handler(request)
+            handling = _Timed(route.handler(request), self._clock_s)
+            answer = await handling
             await self._pace.pause()  # Many may have waited for the same.
             if isinstance(answer, Streaming) and self._has_too_many_streams(session):
                 full = "there are http.max.event.streams streams already"
                 session.refuse(Refused(503, full, retry_after_s=_STREAMS_RETRY_S))
             else:
-                self._answer(session, request, answer)
+                self._answer(session, request, answer, handling.spent_s)
         except Refused as exc:
-            self._refuse(session, route, request, exc)
+            if handling is None:  # Before anything was done for him.
+                session.refuse(exc)
+            else:
+                self._refuse(session, route, request, exc, handling.spent_s)
         except Exception as exc:  # noqa: BLE001 - as above
             self._failed(session, route, exc)
         self._pace.end()
@@ -269,18 +276,32 @@ class HttpSessions:
             self._start(*self._waiting.take())
 
     def _answer(
-        self, session: HttpSession, request: HttpRequest, answer: Answer | Streaming
+        self,
+        session: HttpSession,
+        request: HttpRequest,
+        answer: Answer | Streaming,
+        spent_s: float,
     ) -> None:
-        """Send the answer, which counts for whoever asked; so does a stream that begins."""
-        if self._entry is not None and request.viewer is not EVERYBODY:
-            parts = answer.body if isinstance(answer, Answer) else ()
-            self._entry.answered(request.viewer, sum(map(len, parts)))
+        """Send the answer; a stream that begins is a request like others."""
+        parts = answer.body if isinstance(answer, Answer) else ()
+        self._count_for(request.viewer, sum(map(len, parts)), spent_s)
         session.answer(request, answer)
 
+    def _count_for(self, viewer: Viewer, size_bytes: int, spent_s: float) -> None:
+        """Count a request for whoever asked."""
+        if self._entry is not None and viewer is not EVERYBODY:
+            self._entry.handled(viewer, size_bytes, spent_s)
+
     def _refuse(
-        self, session: HttpSession, route: Route, request: HttpRequest, refused: Refused
+        self,
+        session: HttpSession,
+        route: Route,
+        request: HttpRequest,
+        refused: Refused,
+        spent_s: float,
     ) -> None:
         """Answer so; where no rule allows it, the audit hears of it."""
+        self._count_for(request.viewer, 0, spent_s)
         if isinstance(refused, NotAllowed):
             assert self._entry is not None  # Else nobody is refused anything.
             self._entry.audit(
@@ -325,6 +346,41 @@ class HttpSessions:
         if self._date[0] != second:
             self._date = (second, formatdate(second, usegmt=True))
         return self._date[1]
+
+
+class _Timed:
+    """Awaits a handler, and adds up what its steps take; what it waits for in between is others'.
+
+    Attributes:
+        spent_s: The sum.
+    """
+
+    def __init__(
+        self, handler: Awaitable[Answer | Streaming], clock_s: Callable[[], float]
+    ) -> None:
+        self._handler = handler
+        self._clock_s = clock_s
+        self.spent_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, Answer | Streaming]:
+        """Do what awaiting the handler does."""
+        steps = self._handler.__await__()
+        go_on: Callable[[], Any] = partial(next, steps)
+        while True:
+            began_s = self._clock_s()
+            try:
+                awaited = go_on()
+            except StopIteration as done:
+                result: Answer | Streaming = done.value
+                return result
+            finally:
+                self.spent_s += self._clock_s() - began_s
+            try:
+                value = yield awaited
+            except BaseException as exc:  # noqa: BLE001 - it is the handler's to see it
+                go_on = partial(steps.throw, exc)
+            else:
+                go_on = partial(steps.send, value)
 
 
 class _Lines:

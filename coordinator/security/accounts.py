@@ -24,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from coordinator.security.attempts import Attempts
 from coordinator.security.bearer import Bearer, TokenRefused
 from coordinator.security.sasl import Credential, Lookup, credential_of
 from protocol.group_ids import NAME_BYTES_MAX, name_error
@@ -68,11 +67,7 @@ class _Visit(NamedTuple):
 
 
 class Accounts:
-    """Everybody who can say who he is.
-
-    Attributes:
-        attempts: What failed, by address.
-    """
+    """Everybody who can say who he is."""
 
     def __init__(
         self,
@@ -94,7 +89,6 @@ class Accounts:
             new_secret: Returns `SECRET_BYTES` random bytes.
             idle_ms: How long a visit lasts that nobody uses.
         """
-        self.attempts = Attempts()
         self._bearer = bearer
         self._credential = credential
         self._made_up = made_up

@@ -40,6 +40,7 @@ from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
+from coordinator.server.attempts import Attempts
 from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
@@ -49,15 +50,11 @@ from protocol.errors import ErrorCode
 from protocol.messages import APIS, error_response, first_error
 
 TRIES_MAX: Final = 3
-# Between two failures of an address, and how late one is answered at most.
-FAILURE_PACE_MS: Final = 100
-FAILURE_DELAY_MAX_MS: Final = 1_000
 # Of everything before a log-in.
 STRANGER_REQUEST_BYTES_MAX: Final = 4_096
 AUDIT_PERIOD_MS: Final = 1_000
 # The events that others bring about, as fast as they like.
 REFUSALS: Final = frozenset({"access.refused", "login.refused"})
-_ADDRESSES_KEPT: Final = 10_000
 _PRINCIPALS_KEPT: Final = 1_000
 _NAMED_MAX: Final = 3
 _NEVER_MS: Final = 2**63
@@ -131,26 +128,6 @@ class Client(Muted, Protocol):
         """End the connection now, as its principal has too many."""
 
 
-class Failures:
-    """How fast log-ins may fail, by address."""
-
-    def __init__(self) -> None:
-        self._latest_ms: dict[str, int] = {}
-
-    def are_too_many(self, address: str, now_ms: int) -> bool:
-        """Say whether the latest answer that is allowed is taken."""
-        latest_ms = self._latest_ms.get(address, 0)
-        return latest_ms + FAILURE_PACE_MS - now_ms > FAILURE_DELAY_MAX_MS
-
-    def delay_ms(self, address: str, now_ms: int) -> int:
-        """Count one more, and return how late it is to be answered."""
-        if len(self._latest_ms) >= _ADDRESSES_KEPT:
-            self._latest_ms = {a: at for a, at in self._latest_ms.items() if at > now_ms}
-        at_ms = max(now_ms, self._latest_ms.get(address, 0)) + FAILURE_PACE_MS
-        self._latest_ms[address] = at_ms
-        return at_ms - now_ms
-
-
 class Later:
     """What is done after a while."""
 
@@ -203,6 +180,7 @@ class Gatekeeper:
 
     Attributes:
         has_gates: Whether anybody has to say who he is; there are no gates otherwise.
+        attempts: What failed, by address, over HTTP, too.
     """
 
     def __init__(
@@ -234,7 +212,7 @@ class Gatekeeper:
         self.begin_log_in = begin_log_in
         self.telemetry = telemetry
         self.audit = Audit(emit)
-        self.failures = Failures()
+        self.attempts = Attempts()
         self.later = Later()
         self.knows_users = knows_users
         self.throttles = Throttles(quotas, now_ms, self.later.do, telemetry)
@@ -437,7 +415,7 @@ class Gate:
         if not keeper.knows_users():
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
             return
-        if keeper.failures.are_too_many(self._peer, now.mono_ms):
+        if keeper.attempts.are_too_many(self._peer, now.mono_ms):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
             call.drop()
             self._client.close_because_over("too many log-ins have failed from its address")
@@ -488,7 +466,7 @@ class Gate:
                 self._client.close_after_answers("unauthenticated")
             call.resolve(answer, -1)
 
-        keeper.later.do(keeper.failures.delay_ms(self._peer, now.mono_ms), answer_now)
+        keeper.later.do(keeper.attempts.delay_ms(self._peer, now.mono_ms), answer_now)
 
     # --- the audit ----------------------------------------------------------------------
 

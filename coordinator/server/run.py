@@ -564,6 +564,7 @@ def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry |
         now=node.now,
         audit=audit,
         throttles=gatekeeper.throttles,
+        attempts=gatekeeper.attempts,
         is_ready=lambda: node.registry.is_whole,
     )
 

@@ -21,7 +21,8 @@ One alarm for each principal wakes all of its sessions that are muted. It looks 
 others may have taken more meanwhile. A change of quotas wakes them at once, under the new rates.
 
 Time is measured only of whom a quota limits in it: his sessions are told to time their turns.
-Requests over HTTP take of the same buckets; who owes something is refused there until it is paid.
+Requests over HTTP take of the same buckets, time included, whatever became of them; who owes
+something is refused there until it is paid.
 
 Who has no session is remembered while he owes, so that nobody is quicker by connecting anew.
 """
@@ -84,7 +85,7 @@ class Throttle:
     def enter(self, session: Muted) -> None:
         """Let *session* be limited, too."""
         self._sessions[session] = None
-        self._refresh()
+        self.refresh()
         if self._time is not None:
             session.time_turns(is_timed=True)
 
@@ -92,7 +93,7 @@ class Throttle:
         """Take a request of *session* with its answer; return how long it has to wait, in ms."""
         # Every request comes here.
         if self._version != self._throttles.quotas.version:
-            self._refresh()
+            self.refresh()
         if not self._rates or not self._take(size_bytes):
             return 0
         if self._time is not None:
@@ -105,7 +106,7 @@ class Throttle:
 
     def spend(self, session: Muted, spent_us: int) -> None:
         """Take time that no answer of *session* has paid for."""
-        self._refresh()
+        self.refresh()
         if self._time is None:
             return
         self._time.left -= spent_us
@@ -113,10 +114,12 @@ class Throttle:
         if wait_ms and session in self._sessions:
             self._mute(session, wait_ms)
 
-    def take_over_http(self, size_bytes: int) -> None:
-        """Take a request that was answered over HTTP."""
-        self._refresh()
+    def take_over_http(self, size_bytes: int, spent_us: int) -> None:
+        """Take a request over HTTP, with its answer and the time of who has made that."""
+        self.refresh()
         self._take(size_bytes)
+        if self._time is not None:
+            self._time.left -= spent_us
 
     def wait_over_http_ms(self) -> int:
         """Return for how long nothing is answered over HTTP, and count that it is refused."""
@@ -148,7 +151,7 @@ class Throttle:
 
     def wait_ms(self, now_ms: int) -> int:
         """Return when all is paid."""
-        self._refresh()
+        self.refresh()
         return max([rate.wait_ms(now_ms) for rate in self._rates], default=0)
 
     def leave(self, session: Muted) -> None:
@@ -176,7 +179,8 @@ class Throttle:
         if alarm == self._alarm:
             self.wake()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Go by the quotas of now."""
         quotas = self._throttles.quotas
         if self._version == quotas.version:
             return
@@ -243,6 +247,7 @@ class Throttles:
     def changed(self) -> None:
         """Quotas are others now."""
         for throttle in list(self._of.values()):
+            throttle.refresh()
             throttle.wake()
 
     def _forget(self) -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 from coordinator.group.acls import Rule, RuleAdded
 from coordinator.http.entry import Entry
 from coordinator.http.run import start_http
+from coordinator.server.attempts import Attempts
 from coordinator.server.authorization import Authorizer
 from coordinator.server.transport import listen
 from protocol.acls import Operation, PatternType, ResourceType
@@ -71,6 +72,7 @@ class Place:
                 now=w.environment.now,
                 audit=lambda *_args, **_fields: None,
                 throttles=w.server.gatekeeper.throttles,
+                attempts=Attempts(),
             )
             for group_id in ("billing", "secret"):
                 await w.connect().ask(commit(10, group_id=group_id))

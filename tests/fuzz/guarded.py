@@ -93,6 +93,7 @@ class GuardedWorld(World):
             now=self.node.now,
             audit=audit,
             throttles=gatekeeper.throttles,
+            attempts=gatekeeper.attempts,
             is_ready=lambda: self.node.registry.status is Status.ACTIVE,
             run_in_thread=_at_once,
         )

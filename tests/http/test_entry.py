@@ -16,9 +16,9 @@ from coordinator.group.quotas import Quotas, QuotaSet
 from coordinator.http import login
 from coordinator.http.connection import BODY_BYTES_MAX
 from coordinator.http.entry import Entry
-from coordinator.http.routes import Answer, HttpRequest, Route
+from coordinator.http.routes import Answer, HttpRequest, Refused, Route
 from coordinator.security.accounts import Account
-from coordinator.security.attempts import ATTEMPTS
+from coordinator.server.attempts import ATTEMPTS, Attempts
 from coordinator.server.authorization import Authorizer
 from coordinator.server.throttles import Throttles
 from tests.http.listener import Listener, Reply, get, listener
@@ -58,14 +58,18 @@ class Site:
     Attributes:
         people: Alice, who has a password, and a token.
         quotas: Hers, none so far.
+        attempts: What failed, also by the native listener.
         is_ready: Whether users are loaded.
+        works: What the handlers of ``/long…`` do.
     """
 
-    def __init__(self, here: Listener, people: People, quotas: Quotas) -> None:
+    def __init__(self, here: Listener, people: People, quotas: Quotas, attempts: Attempts) -> None:
         self.here = here
         self.people = people
         self.quotas = quotas
+        self.attempts = attempts
         self.is_ready = True
+        self.works: Callable[[], None] = lambda: None
 
     async def ask(self, *lines: str, path: str = "/who", method: str = "GET", **peer: Any) -> Reply:
         """Return the answer to one request."""
@@ -103,7 +107,7 @@ async def site() -> AsyncIterator[Site]:
     places: list[Site] = []
     people.add("alice", "secret")
     people.tokens = tokens(("alice", "t0ken", ""))
-    quotas = Quotas()
+    quotas, attempts = Quotas(), Attempts()
 
     def entry(here: Listener) -> Entry:
         return Entry(
@@ -117,6 +121,7 @@ async def site() -> AsyncIterator[Site]:
                 lambda _delay_ms, _act: None,
                 here.environment.telemetry,
             ),
+            attempts=attempts,
             is_ready=lambda: not places or places[0].is_ready,
             run_in_thread=_at_once,
         )
@@ -126,9 +131,27 @@ async def site() -> AsyncIterator[Site]:
 
     open_route = Route("/open", _who, is_open=True)
     quick_route = Route("/quick", _who_at_once, is_quick=True)
-    routes = (Route("/who", _who), Route("/node", _node), open_route, quick_route)
+
+    async def work_at_once(_request: HttpRequest) -> Answer:
+        places[0].works()
+        return Answer()
+
+    async def work(request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return await work_at_once(request)
+
+    async def work_for_nothing(request: HttpRequest) -> Answer:
+        await work(request)
+        raise Refused(404, "there is nothing")
+
+    long_routes = (
+        Route("/long", work),
+        Route("/long-quick", work_at_once, is_quick=True),
+        Route("/long-nothing", work_for_nothing),
+    )
+    routes = (Route("/who", _who), Route("/node", _node), open_route, quick_route, *long_routes)
     async with listener(*routes, entry=entry, more=more) as here:
-        places.append(Site(here, people, quotas))
+        places.append(Site(here, people, quotas, attempts))
         yield places[0]
 
 
@@ -499,3 +522,31 @@ async def test_who_asks_too_much_over_http_waits_under_the_quotas_of_clients(
         here.quotas.replay(QuotaSet(ALICE, "byte_rate", 10))
         assert [200, 429] == [(await here.ask(bearer)).status for _ in range(2)]
         assert here.here.environment.telemetry.throttled_by[ALICE][0] == 3
+
+
+@pytest.mark.parametrize("path", ["/long", "/long-quick", "/long-nothing"])
+async def test_the_time_of_a_handler_is_its_askers(path: str, autojump_clock: MockClock) -> None:
+    """However short the answer is, and also if it is that there is none."""
+    async with site() as here:
+        here.quotas.replay(QuotaSet(ALICE, "request_percentage", 10))
+        here.works = lambda: autojump_clock.jump(0.15)
+        bearer = "Authorization: Bearer t0ken"
+        first = await here.ask(bearer, path=path)
+        refused = await here.ask(bearer, path=path)
+        assert [429, "1"] == [refused.status, refused.headers["retry-after"]]
+        await trio.sleep(0.6)
+
+        assert first.status == (await here.ask(bearer, path=path)).status
+
+
+async def test_failures_count_for_both_ways_in(autojump_clock: MockClock) -> None:
+    """Else whoever guesses does it both ways, and has twice as many tries."""
+    async with site() as here:
+        now_ms = here.here.environment.now().mono_ms
+        for _ in range(ATTEMPTS):
+            assert here.attempts.delay_ms("192.0.2.1", now_ms)
+        assert 429 == (await here.ask("Authorization: Bearer t0ken", peer="192.0.2.1")).status
+        for _ in range(ATTEMPTS):
+            await here.ask("Authorization: Bearer wrong", peer="192.0.2.2")
+        assert here.attempts.are_too_many("192.0.2.2", here.here.environment.now().mono_ms)
+        assert not here.attempts.are_too_many("192.0.2.3", here.here.environment.now().mono_ms)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.security.attempts import (
+from coordinator.server.attempts import (
     ADDRESSES_MAX,
     ATTEMPTS,
     EVERY_S,
