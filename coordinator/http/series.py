@@ -636,6 +636,7 @@ class Walk:
                     self.members += len(group.members)
                     self.offsets += one.committed
         ranked = await sorted_in_turns(walked, _worst_first, self._pause, TURN_SORTED)
+        del walked  # So that `_write` has the only ones.
         topics = await in_turns(topic_end_facts(self._registry, self._now, Turn()), self._pause)
         topics = await sorted_in_turns(topics, _oldest_first, self._pause, TURN_SORTED)
         return await self._write(ranked, topics)
@@ -740,10 +741,8 @@ class Walk:
 
     # --- writing ------------------------------------------------------------------------
 
-    async def _write(
-        self, ranked: Sequence[_Walked], topics: Sequence[TopicEndFacts]
-    ) -> list[bytes]:
-        """Return as much of everything as there is room for, level by level."""
+    async def _write(self, ranked: list[_Walked], topics: Sequence[TopicEndFacts]) -> list[bytes]:
+        """Return as much of all as there is room for, level by level; *ranked* is used up."""
         shown = ranked[: self._room.take("group", len(ranked))]
         principals = await self._principals()
         principals = principals[: self._room.take("principal", len(principals))]
@@ -758,6 +757,10 @@ class Walk:
                 written = await self._written(group, of_topic, of_partition)
                 for texts, more in zip(order, written, strict=True):
                     texts.extend(more)
+        del shown, fitting
+        while ranked:  # To free all of them in one go would take milliseconds.
+            del ranked[-TURN_SORTED:]
+            await self._pause()
         parts = await self._groups.parts(self._pause, order[0])
         parts += await self._write_principals(principals)
         parts += await self._topics.parts(self._pause, order[1])

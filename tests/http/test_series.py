@@ -1,7 +1,9 @@
 """The series of groups and topics: what is written, and what is left out."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import trio
@@ -19,10 +21,12 @@ from coordinator.group.records import GroupMetadata, MemberMetadata, OffsetsComm
 from coordinator.group.registry import EndReported, Registry, TopicRegistered
 from coordinator.group.shard import GroupShard
 from coordinator.group.totals import Totals
+from coordinator.http.routes import Pause
 from coordinator.http.series import (
     ITEMS,
     LEVELS,
     PART_BYTES,
+    TURN_SORTED,
     PrincipalFacts,
     Texts,
     Walk,
@@ -107,7 +111,10 @@ def stable_group(group_id: str, owned: Mapping[str, Sequence[TopicPartition]]) -
 
 
 async def walked(
-    shard: GroupShard, registry: Registry, max_series: int = 10**6
+    shard: GroupShard,
+    registry: Registry,
+    max_series: int = 10**6,
+    pause: Pause = trio.lowlevel.checkpoint,
 ) -> tuple[Walk, list[bytes]]:
     """Return a walk that is over, and what it wrote."""
     walk = Walk(
@@ -116,7 +123,7 @@ async def walked(
         node_id=1,
         now=NOW,
         throttled={},
-        pause=trio.lowlevel.checkpoint,
+        pause=pause,
     )
     return walk, await walk.go([shard.groups])
 
@@ -479,3 +486,21 @@ async def test_principals_have_series_those_first_that_are_nearest_to_a_quota() 
     some = samples_of(await bounded.go([]))
     assert {dict(labels)["principal"] for _, labels in some} == {"User:a", "User:c"}
     assert bounded.left_out["principal"] == 8
+
+
+async def test_what_was_walked_is_let_go_in_turns() -> None:
+    """At the end of a scrape of 10,000 groups nobody was heard for 4 ms, while they were freed."""
+    registry = registry_of({"t": [10]})
+    shard = shard_of(registry, {f"g{number}": {"t": {0: 1}} for number in range(5 * TURN_SORTED)})
+    groups = list(shard.groups.values())
+    kept: list[int] = []
+
+    async def count() -> None:
+        kept.append(sum(map(sys.getrefcount, groups)))
+
+    await count()
+    await walked(shard, registry, pause=count)
+    await count()
+
+    assert max(kept) - kept[0] >= len(groups)
+    assert max(before - after for before, after in pairwise(kept)) <= 2 * TURN_SORTED
