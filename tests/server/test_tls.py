@@ -2,6 +2,7 @@
 
 import resource
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -120,6 +121,19 @@ def test_what_counts_as_sent_has_left_however_little_room_there_is(
         assert len(server._unsent) <= RECORD_BYTES + 256
 
     assert peer.heard == said
+
+
+@VERSIONS
+def test_what_openssl_has_of_a_connection_ends_when_it_closes(version: ssl.TLSVersion) -> None:
+    """It is large, and the collector, which counts objects, would let it lie for long."""
+    server, _ = connected(version)
+    theirs = weakref.ref(server._tls)
+    server.close()
+
+    assert theirs() is None
+    with pytest.raises(trio.ClosedResourceError):
+        server.send_now(b"too late")
+    server.close()
 
 
 @VERSIONS
