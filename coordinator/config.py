@@ -111,6 +111,7 @@ class Settings:
         "twice as large.",
         low=_MIB,
         high=2**62,
+        live=True,
     )
     cluster_tail_bytes: int = _setting(
         0,

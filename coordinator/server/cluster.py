@@ -104,7 +104,8 @@ class ClusterLogs:
         self.store.engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
 
     def apply(self, settings: Settings) -> None:
-        """Do nothing: none of its settings may change."""
+        """Let the logs become so large from now on."""
+        self.store.state_max_bytes = settings.cluster_state_max_bytes
 
     def close(self, *, clean: bool) -> None:
         """Do nothing: what is acknowledged is in ZooKeeper."""

@@ -4,15 +4,17 @@ import http.client
 import json
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from bench.ensemble import Ensemble, ensemble
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
+from protocol.messages import DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
 from tests.integration.daemon import Daemon, until
 from tests.integration.ensemble import guarded_server
@@ -179,3 +181,22 @@ def get(daemon: Daemon, path: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
     finally:
         connection.close()
+
+
+def test_the_bound_of_the_logs_is_read_again(zookeeper: Ensemble, tmp_path: Path) -> None:
+    """Who has given ZooKeeper more memory need not restart all nodes for it."""
+    where = f"{zookeeper.hosts}/cluster/{next(_numbers)}"
+    config = tmp_path / "settings.toml"
+    config.write_text('"cluster.state.max.bytes" = 2000000\n', encoding="ascii")
+    node = Daemon(None, (f"cluster.zookeeper={where}",), options=("--config", str(config)))
+    try:
+        node.ready()
+        config.write_text('"cluster.state.max.bytes" = 3000000\n', encoding="ascii")
+        node.process.send_signal(signal.SIGHUP)
+
+        assert node.wait_for("settings.reloaded")["changed"] == ["cluster.state.max.bytes"]
+        with node.connect() as connection:
+            answer: Any = connection.ask(DescribeNodeRequest())
+        assert {one.value for one in answer.metrics if one.name == "log_bytes_limit"} == {3_000_000}
+    finally:
+        node.kill()
