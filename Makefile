@@ -26,6 +26,7 @@ SIM_SEEDS_NIGHTLY ?= 5000
 KILL_CYCLES_NIGHTLY ?= 1000
 FUZZ_FRAMES_NIGHTLY ?= 10000000
 SOAK_MINUTES_NIGHTLY ?= 30
+CLUSTER_MINUTES_NIGHTLY ?= 15
 LIMIT_S_NIGHTLY ?= 14400
 
 .PHONY: help
@@ -83,6 +84,7 @@ nightly: $(INSTALLED) $(AUDITED) java peers browser ## The long versions: more e
 	@if $(BIN)/python -c "import atheris" 2>/dev/null; then $(BIN)/python -m tests.fuzz.guided; \
 		else echo "atheris is not installed: nothing was fuzzed by coverage"; fi
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES_NIGHTLY)
+	$(BIN)/python -m tests.soak.cluster --minutes $(CLUSTER_MINUTES_NIGHTLY)
 
 .PHONY: bench
 bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers (about an hour; QUICK=1 for a smoke run)
