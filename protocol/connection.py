@@ -283,6 +283,13 @@ def throttled(frame: bytes, throttle_time_ms: int) -> bytes:
     return header + frame[RESPONSE_HEADER.size :]
 
 
+def of_epoch(frame: bytes, leader_epoch: int) -> bytes:
+    """Return the answer *frame*, as of another epoch of the same leader."""
+    size, correlation_id, throttle_time_ms, _ = RESPONSE_HEADER.unpack_from(frame)
+    header = _pack_response_header(size, correlation_id, throttle_time_ms, leader_epoch)
+    return header + frame[RESPONSE_HEADER.size :]
+
+
 # --- The client's end -------------------------------------------------------------------
 
 

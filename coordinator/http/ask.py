@@ -43,6 +43,10 @@ class _Waiting(Generic[T]):
         """Return what was seen, as it is."""
         return answer
 
+    def renew(self, prepared: T, _leader_epoch: int) -> T:
+        """Return the same."""
+        return prepared
+
     def send(self, prepared: T) -> None:
         """It may be shown."""
         self.seen = prepared

@@ -63,6 +63,9 @@ class Token(Protocol):
         *error* is the first one in it, None if nobody has looked.
         """
 
+    def renew(self, prepared: Any, leader_epoch: int) -> Any:
+        """Return what `prepare` returned, as of another epoch of the same leader."""
+
     def send(self, prepared: Any) -> None:
         """Send what `prepare` returned."""
 
@@ -110,6 +113,11 @@ class Call(Struct, eq=False):
         """Return the answer packed."""
         raise NotImplementedError
 
+    def renew(self, prepared: Any, leader_epoch: int) -> Any:
+        """Return what was packed, as of another epoch where it says one."""
+        del leader_epoch
+        return prepared
+
     def send(self, prepared: Any) -> None:
         """Send what was packed."""
         raise NotImplementedError
@@ -144,6 +152,10 @@ class Part:
     def prepare(self, answer: Any, leader_epoch: int, _error: int | None = None) -> tuple[Any, int]:
         """Return the share as it is: the whole is packed when all of it is there."""
         return answer, leader_epoch
+
+    def renew(self, prepared: tuple[Any, int], leader_epoch: int) -> tuple[Any, int]:
+        """Return the same share, as of another epoch."""
+        return prepared[0], leader_epoch
 
     def send(self, prepared: tuple[Any, int]) -> None:
         """Put the share in its place."""

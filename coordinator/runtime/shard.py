@@ -247,6 +247,18 @@ class FencedGate(ReplyGate):
         while unconfirmed and unconfirmed[0][0] <= write:
             self._release(unconfirmed.popleft()[1])
 
+    def renew(self, leader_epoch: int) -> None:
+        """Let what waits leave under another epoch of the same leader; lower ones are refused."""
+
+        def renewed(parked: Parked) -> Parked:
+            until, deadline_ms, token, answer, member = parked
+            return until, deadline_ms, token, token.renew(answer, leader_epoch), member
+
+        for at, parked in enumerate(self._queue):
+            self._queue[at] = renewed(parked)
+        for at, (write, parked) in enumerate(self._unconfirmed):
+            self._unconfirmed[at] = write, renewed(parked)
+
     def give_up(self, now_ms: int | None = None) -> list[Parked]:
         """Remove what waited past its deadline, or with None everything; return it in order."""
         late = super().give_up(now_ms)
@@ -487,6 +499,8 @@ class ShardRunner(Generic[C]):
     def renew(self) -> None:
         """Answer by the epoch that the log has now."""
         self._leader_epoch = self.log.leader_epoch
+        if isinstance(self.gate, FencedGate):
+            self.gate.renew(self._leader_epoch)
 
     def suspend(self, *, is_cut_off: bool) -> None:
         """Decide nothing, as nothing comes into the log; what is parked waits."""

@@ -653,6 +653,10 @@ class NoGroup:
         """Return the answer packed."""
         return self._call.prepare(answer, -1, error)
 
+    def renew(self, prepared: Any, _leader_epoch: int) -> Any:
+        """Return the answer as it is."""
+        return prepared
+
     def send(self, prepared: Any) -> None:
         """Send the answer."""
         self._call.send(prepared)

@@ -516,6 +516,10 @@ class Narrowed(Call, eq=False):
         del error  # Of a part.
         return self.whole.prepare(self.complete(answer), leader_epoch)
 
+    def renew(self, prepared: Any, leader_epoch: int) -> Any:
+        """Return it as of another epoch."""
+        return self.whole.renew(prepared, leader_epoch)
+
     def send(self, prepared: Any) -> None:
         """Send it."""
         self.whole.send(prepared)

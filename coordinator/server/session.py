@@ -46,6 +46,7 @@ from protocol.connection import (
     ServerConnection,
     encode_error,
     encode_response,
+    of_epoch,
     throttled,
 )
 from protocol.errors import ErrorCode
@@ -149,6 +150,10 @@ class SessionCall(Call, eq=False):
         if error:
             self.error = error
         return frame
+
+    def renew(self, prepared: bytes, leader_epoch: int) -> bytes:
+        """Return the frame, as of another epoch."""
+        return of_epoch(prepared, leader_epoch)
 
     def attempt(self, decide: Callable[[], None]) -> None:
         """Call *decide*, unless the client is gone."""

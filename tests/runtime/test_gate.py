@@ -22,6 +22,10 @@ class Named:
         """Nobody asks for that: what is parked was prepared."""
         raise AssertionError
 
+    def renew(self, prepared: Any, leader_epoch: int) -> Any:
+        """Nobody asks for that: there is one epoch."""
+        raise AssertionError
+
     def send(self, prepared: Any) -> None:
         """Note that it left, behind the word to its member."""
         assert self._released[-1] == f"member of {self.name}"

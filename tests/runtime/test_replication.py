@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import trio
+import trio.lowlevel
 from trio.testing import MockClock
 
 from coordinator.cluster import entries
@@ -350,6 +351,26 @@ async def test_a_node_that_hears_nothing_never_answers_with_the_past(
 
         assert [group.error for group in answer.groups] == [ErrorCode.NOT_COORDINATOR]
         assert old.told("journal.deposed")
+
+
+async def test_what_waits_is_answered_in_the_epoch_of_a_new_session(
+    autojump_clock: MockClock,
+) -> None:
+    """Whoever has heard of that epoch already would take the answer for a former leader's."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        assert await error_of(client, commit(1)) == 0
+        journal = node.machine.journal_of(node.node.shard_of("g").partition)
+        before = journal.leader_epoch
+        written, read = client.send(commit(2)), client.send(FETCH)
+        await trio.lowlevel.checkpoint()
+        here.end_session(node)
+        await until(lambda: {written, read} <= client.answers().keys())
+        answers = client.answers()
+
+        assert journal.leader_epoch == before + 1
+        assert [answers[sent].leader_epoch for sent in (written, read)] == [before + 1] * 2
 
 
 async def test_a_node_that_is_cut_off_for_a_while_evicts_nobody(
