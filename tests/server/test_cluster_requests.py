@@ -20,7 +20,7 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import NODE_PARTITION
 from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
-from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Host, until
+from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, until
 from tests.sim.cluster_simulation import ClusterNetwork
 from tests.sim.history import History
 
@@ -228,7 +228,7 @@ async def test_a_node_that_is_cut_off_sends_nobody_astray(autojump_clock: MockCl
         dead = here.cluster.leader_of("a")
         lost, alive = [host for host in here.hosts if host is not dead]
         await client.commit("a", {T0: 1})
-        lost.is_cut_off = True
+        lost.contact = Contact.CUT_OFF
         await until(lambda: not lost.machine.is_connected)
         kill(here, dead)
         found: Any = await ask_over(here, lost, m.FindCoordinatorRequest(0, ("a",)))
@@ -244,7 +244,7 @@ async def commit_while_lost(here: Surroundings, client: Client, lost: Host) -> f
 
     The node is not told that it is over.
     """
-    lost.is_deaf = True
+    lost.contact = Contact.DEAF
     began_s = trio.current_time()
 
     async def expire() -> None:
@@ -323,10 +323,10 @@ async def test_groups_hear_of_topics_while_their_node_is_cut_off(
             first = await member.assignment()
             assert {tp.topic for tp in first.partitions} == {"orders"}
             leader = here.cluster.leader_of(group)
-            leader.is_cut_off = True
+            leader.contact = Contact.CUT_OFF
             await until(lambda: leader.node.shard_of(group).status is Status.SUSPENDED)
             await client.register_topics({"orders-2": 1})
-            leader.is_cut_off = False
+            leader.contact = Contact.FINE
             await until(lambda: member.rebalance_needed)
             second = await member.assignment()
 
@@ -337,7 +337,7 @@ async def test_a_list_waits_until_everything_is_led(autojump_clock: MockClock) -
     """Half of all groups would be taken for all of them."""
     async with surroundings() as here, here.connect(request_timeout_ms=3_000) as client:
         for host in here.hosts:
-            host.is_cut_off = True
+            host.contact = Contact.CUT_OFF
         await until(lambda: not any(host.machine.is_connected for host in here.hosts))
 
         with pytest.raises(RetriableError):
