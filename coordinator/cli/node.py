@@ -128,12 +128,15 @@ def reload(coordinator: Coordinator, output: Output, partition: int) -> None:
 )
 @partial(asks, timeout_s=COMPACT_TIMEOUT_S)
 def compact(coordinator: Coordinator, output: Output) -> None:
-    """Compact the offsets log now. It goes on while groups are served."""
-    done: m.CompactLogResponse = coordinator.ask(m.CompactLogRequest())
+    """Compact the offsets log now. It goes on while groups are served.
+
+    Of a cluster, that is the logs of all nodes, one after the other, with a line each.
+    """
+    answers: list[m.CompactLogResponse] = coordinator.ask_leaders(m.CompactLogRequest())
     output.lines(
         "removed {} bytes in {} ms; the log has {} bytes, of which about {} are live",
         ("REMOVED-BYTES", "DURATION-MS", "LOG-BYTES", "LIVE-BYTES"),
-        [(done.removed_bytes, done.duration_ms, done.log_bytes, done.live_bytes)],
+        [(one.removed_bytes, one.duration_ms, one.log_bytes, one.live_bytes) for one in answers],
     )
 
 

@@ -15,8 +15,9 @@ from coordinator.group.shard import GroupShard
 from coordinator.http.routes import Pause, Refused
 from coordinator.http.viewer import Viewer
 from coordinator.names import COMPARED_MAX, did_you_mean, shortened
+from coordinator.runtime.coordination import Coordination, address_of
 from coordinator.runtime.node import Node
-from coordinator.runtime.shard import ShardRunner
+from coordinator.runtime.shard import ShardRunner, Status
 from protocol.errors import ErrorCode
 from protocol.group_ids import group_id_error
 
@@ -30,12 +31,13 @@ _NEAR_MAX: Final = 100
 
 
 class _Waiting(Generic[T]):
-    """The token of one look."""
+    """The token of one look; *elsewhere* says, if it does, which other node can tell."""
 
-    __slots__ = ("_done", "error", "seen")
+    __slots__ = ("_done", "_elsewhere", "error", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: str) -> None:
         self._done = trio.Event()
+        self._elsewhere = elsewhere
         self.seen: T | None = None
         self.error = 0
 
@@ -65,7 +67,7 @@ class _Waiting(Generic[T]):
         elif self.error == ErrorCode.OUTCOME_UNKNOWN:
             detail = "what it would show is not on disk yet, which takes long"
         elif self.error:
-            detail = "its partition of the offsets log is not served"
+            detail = self._elsewhere or "its partition of the offsets log is not served"
         else:
             seen: Any = self.seen
             return seen  # type: ignore[no-any-return]  # None is a T where it was seen
@@ -75,8 +77,9 @@ class _Waiting(Generic[T]):
 class Asker:
     """Asks the shards of one node."""
 
-    def __init__(self, node: Node, pause: Pause) -> None:
+    def __init__(self, node: Node, coordination: Coordination, pause: Pause) -> None:
         self._node = node
+        self._coordination = coordination
         self._pause = pause
 
     def shard_of(self, group_id: str) -> ShardRunner[GroupShard]:
@@ -99,7 +102,7 @@ class Asker:
             Refused: There is no such group, or its shard can't be asked now.
         """
         shard = self.shard_of(group_id)
-        waiting: _Waiting[tuple[T, ...]] = _Waiting()
+        waiting: _Waiting[tuple[T, ...]] = _Waiting(self._elsewhere(shard))
 
         def look_if_there() -> tuple[T, ...]:
             return (look(shard.core),) if group_id in shard.core.groups else ()
@@ -112,10 +115,18 @@ class Asker:
 
     async def topics(self, look: Callable[[NodeShard], T]) -> T:
         """Return what *look* sees, once all that is known of topics is on disk."""
-        waiting: _Waiting[T] = _Waiting()
         registry = self._node.registry
+        waiting: _Waiting[T] = _Waiting(self._elsewhere(registry))
         registry.read(None, waiting, lambda: look(registry.core), self._node.now())
         return await waiting.wait()
+
+    def _elsewhere(self, shard: ShardRunner[Any]) -> str:
+        if shard.status is not Status.FOLLOWING:
+            return ""
+        leader = self._coordination.leader_of(shard.partition)
+        if leader is None:
+            return "no node leads its partition of the offsets log at the moment"
+        return f"node {leader.node_id}, at {address_of(leader.endpoints)}, shows it"
 
     async def no_group(self, group_id: str, viewer: Viewer) -> Refused:
         """Return what says that there is no such group, and which one may have been meant."""

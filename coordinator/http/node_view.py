@@ -1,6 +1,6 @@
 """The node in numbers: of the moment, of the last minute, and its flushes of the last hour."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -12,6 +12,7 @@ from coordinator.group.core import Now
 from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT
 from coordinator.http import health, views
 from coordinator.http.metrics import api_name
+from coordinator.runtime.coordination import Coordination, address_of
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import loaded_share, status_of
 from coordinator.runtime.node import Node
@@ -171,6 +172,7 @@ class NodeView:
         node: Node,
         environment: Environment,
         settings: Settings,
+        coordination: Coordination,
         left_out: Callable[[], int],
     ) -> None:
         """Make it; *left_out* returns how many series the last scrape left out."""
@@ -178,6 +180,7 @@ class NodeView:
         self._node = node
         self._metrics = environment.metrics
         self._settings = settings
+        self._coordination = coordination
         self._left_out = left_out
         self._started_at = views.moment(environment.now().wall_ms)
         self._loaded_entries = 0
@@ -232,7 +235,21 @@ class NodeView:
             groups=dict(sorted(states.items())),
             loop_stall_p99_ms=self.history.stall_p99_ms(minute),
             metrics=views.Series(self._settings.metrics_max_series, self._left_out()),
+            others=self._others(),
         )
+
+    def _others(self) -> list[views.OtherNode]:
+        others = [n for n in self._coordination.nodes() if n.node_id != self._settings.node_id]
+        if not others:  # As with every node that has a folder.
+            return []
+        leaders = map(self._coordination.leader_of, range(self._node.num_partitions))
+        led = Counter(leader.node_id for leader in leaders if leader is not None)
+        return [
+            views.OtherNode(
+                other.node_id, address_of(other.endpoints), other.is_ready, led[other.node_id]
+            )
+            for other in others
+        ]
 
     def _number(self, name: str) -> int:
         return int(self._metrics[name]())

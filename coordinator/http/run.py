@@ -18,6 +18,7 @@ from coordinator.http.overview import Overview
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Route
 from coordinator.http.server import HttpSessions
+from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Tee
@@ -33,6 +34,7 @@ def start_http(
     settings: Settings,
     listeners: Sequence[Listener],
     node: Node,
+    coordination: Coordination,
     environment: Environment,
     tee: Tee,
     warn: Warn,
@@ -52,7 +54,9 @@ def start_http(
     sessions = HttpSessions(
         environment=environment,
         settings=settings,
-        routes=_routes(nursery, settings, node, environment, tee, pace, clock_s, entry),
+        routes=_routes(
+            nursery, settings, node, coordination, environment, tee, pace, clock_s, entry
+        ),
         pace=pace,
         warn=warn,
         max_connections=max_connections,
@@ -66,6 +70,7 @@ def _routes(
     nursery: trio.Nursery,
     settings: Settings,
     node: Node,
+    coordination: Coordination,
     environment: Environment,
     tee: Tee,
     pace: Pace,
@@ -75,8 +80,9 @@ def _routes(
     """Return everything that is answered; what has to be watched for that is, in *nursery*."""
     exporter = metrics.Exporter(node, environment, settings, pace.pause)
     overview = Overview(node, clock_s, pace.pause)
-    node_view = NodeView(node, environment, settings, lambda: exporter.left_out)
-    api = Api(node, overview, node_view, Asker(node, pace.pause), pace.pause)
+    node_view = NodeView(node, environment, settings, coordination, lambda: exporter.left_out)
+    asker = Asker(node, coordination, pace.pause)
+    api = Api(node, overview, node_view, asker, pace.pause)
     hub = Hub(api, overview, now=node.now, clock_s=clock_s, pause=pace.pause)
     tee.add(overview.heard)
     tee.add(node_view.heard)

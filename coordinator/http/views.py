@@ -348,6 +348,15 @@ class Disk(View):
     reserve_bytes: int | None
 
 
+class OtherNode(View):
+    """Another node of the cluster, which shows the groups of what it leads."""
+
+    node_id: int
+    address: str
+    ready: bool
+    partitions: int
+
+
 class RequestsOfApi(View):
     """The requests of one kind in the last minute."""
 
@@ -385,6 +394,7 @@ class Node(View):
     groups: dict[str, int]
     loop_stall_p99_ms: float | None
     metrics: Series
+    others: list[OtherNode]
 
 
 # --- events -----------------------------------------------------------------------------

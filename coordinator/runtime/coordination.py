@@ -13,6 +13,12 @@ from protocol import messages as m
 Endpoints = tuple[tuple[str, int], ...]
 
 
+def address_of(endpoints: Endpoints) -> str:
+    """Return where people find a node: the first of its endpoints, as ``host:port``."""
+    host, port = endpoints[0]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Leader(NamedTuple):
     """The node that leads an offsets partition, as clients reach it."""
 

@@ -466,23 +466,14 @@ class Dispatcher:
     def _shards_asked_for(
         self, call: Call, partitions: Sequence[int] | None
     ) -> Sequence[ShardRunner[GroupShard]] | None:
-        """Return those of *partitions*, or all that this node leads; None if *call* was refused."""
+        """Return those of *partitions*, or all but what others lead; None if *call* was refused."""
         shards = self._node.shards
         if partitions is None:
-            if any(shard.status is Status.LOADING for shard in shards):
-                call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
-                return None
             return [shard for shard in shards if shard.status is not Status.FOLLOWING]
-        numbers = sorted(set(partitions))
-        if numbers and numbers[-1] >= len(shards):
+        if any(number >= len(shards) for number in partitions):
             call.fail(_E.INVALID_REQUEST, -1)
             return None
-        asked = [shards[number] for number in numbers]
-        refused = next(filter(None, (shard.refusal() for shard in asked)), None)
-        if refused is not None:
-            call.fail(refused, -1)
-            return None
-        return asked
+        return [shards[number] for number in sorted(set(partitions))]
 
     def _listing(
         self, call: Call, request: m.ListGroupsRequest, shards: Iterable[ShardRunner[GroupShard]]

@@ -532,6 +532,7 @@ def _start_http(
         settings=settings,
         listeners=listeners,
         node=node,
+        coordination=server.coordination,
         environment=environment,
         tee=tee,
         warn=server.sessions.warn,

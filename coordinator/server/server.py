@@ -50,6 +50,7 @@ class Server:
         begin_log_in: Callable[[], LogIn] | None = None,
     ) -> None:
         """Make it over the *environment* of *node*; see `Gatekeeper` for the last two."""
+        self.coordination = coordination
         self.dispatcher = Dispatcher(node=node, settings=settings, coordination=coordination)
         self.gatekeeper = Gatekeeper(
             dispatcher=self.dispatcher,

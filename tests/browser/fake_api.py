@@ -516,6 +516,7 @@ def node() -> Json:
         "groups": {"Stable": 1_974, "Empty": 20, "PreparingRebalance": 6},
         "loop_stall_p99_ms": 1.0,
         "metrics": {"max_series": 50_000, "left_out": 1_204},
+        "others": [],
     }
 
 

@@ -82,6 +82,7 @@ class Place:
                 settings=w.settings,
                 listeners=[door],
                 node=w.node,
+                coordination=w.server.coordination,
                 environment=w.environment,
                 tee=w.tee,
                 warn=lambda *_args, **_fields: None,

@@ -398,6 +398,24 @@ def test_what_is_wrong_with_the_node_is_told_on_every_view(
     expect(page.locator("#notice")).to_be_hidden()
 
 
+def test_who_has_the_other_groups_of_a_cluster_is_told(opened: OpenPage, served: ExitStack) -> None:
+    """A list of some groups looks like a list of all."""
+    api, url = night(served)
+    page = opened(f"{url}/#/")
+    expect(page.locator("#link-state")).to_have_text("live")
+    expect(page.locator("#elsewhere")).to_be_hidden()
+    others = [
+        {"node_id": 2, "address": "two:9310", "ready": True, "partitions": 17},
+        {"node_id": 3, "address": "three:9310", "ready": False, "partitions": 0},
+    ]
+
+    api.tell("node", {**fake_api.node(), "others": others})
+    expect(page.locator("#elsewhere")).to_have_text(
+        "This node shows the groups that it leads. Node 2 at two:9310 leads 17 partitions, "
+        "node 3 at three:9310 is not ready."
+    )
+
+
 def test_of_very_many_groups_those_that_rebalance_are_all_found(
     opened: OpenPage, served: ExitStack
 ) -> None:

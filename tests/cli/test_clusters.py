@@ -48,6 +48,7 @@ class Nodes:
             m.FindCoordinatorRequest: self._find,
             m.DescribeClusterRequest: self._cluster,
             m.DescribeNodeRequest: self._node,
+            m.CompactLogRequest: lambda node, _: m.CompactLogResponse(0, None, node, 5, 5, 1),
             m.ListGroupsRequest: self._list,
             m.SummarizeGroupsRequest: self._summarize,
             m.DescribeTopicsRequest: self._topics,
@@ -218,6 +219,13 @@ def test_health_is_that_of_one_node_unless_all_are_asked_for(nodes: Nodes) -> No
 
     assert done.exit_code == 0
     assert "following" not in done.stdout
+
+
+def test_the_logs_of_all_nodes_are_compacted(nodes: Nodes) -> None:
+    """Each node has those that it leads."""
+    done = run("compact")
+
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["1", "2"]
 
 
 def test_an_address_that_is_none_is_a_wrong_command_line(nodes: Nodes) -> None:

@@ -583,6 +583,7 @@ async def _with_http(
             settings=w.settings,
             listeners=[door],
             node=w.node,
+            coordination=w.server.coordination,
             environment=w.environment,
             tee=w.tee,
             warn=w.server.sessions.warn,

@@ -148,10 +148,12 @@ class Site(Asking):
 
         clock_s = trio.current_time
         self.overview = Overview(w.node, clock_s, counted)
-        self.node_view = NodeView(w.node, w.environment, w.settings, lambda: 7)
+        coordination = w.server.coordination
+        self.node_view = NodeView(w.node, w.environment, w.settings, coordination, lambda: 7)
         w.tee.add(self.overview.heard)
         w.tee.add(self.node_view.heard)
-        self.api = Api(w.node, self.overview, self.node_view, Asker(w.node, counted), counted)
+        asker = Asker(w.node, coordination, counted)
+        self.api = Api(w.node, self.overview, self.node_view, asker, counted)
         self.hub = Hub(self.api, self.overview, now=w.node.now, clock_s=clock_s, pause=counted)
         operations = [*health.operations(w.node), *self.api.operations(), *self.hub.operations()]
         super().__init__([*operations, openapi_operation(operations)])

@@ -12,6 +12,7 @@ import trio.lowlevel
 from trio.testing import MockClock
 
 from coordinator.cluster import entries
+from coordinator.cluster.engine import Suspended
 from coordinator.cluster.journal import Role
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
@@ -36,7 +37,7 @@ from protocol.messages import (
     TopicPartitions,
     TopicRegistration,
 )
-from protocol.partition import TopicPartition
+from protocol.partition import NO_LEADER_EPOCH, TopicPartition
 from tests.server.world import Client, beat, commit, join
 from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, ask, cluster, until
 
@@ -120,6 +121,42 @@ async def test_every_journal_has_one_leader_and_all_others_follow(
         assert {found.host for answer in answers for found in answer.coordinators} == {leader.name}
         assert await error_of(elsewhere.connect(), commit(1)) == ErrorCode.NOT_COORDINATOR
         assert await error_of(leader.connect(), commit(1)) == 0
+
+
+async def test_who_follows_names_no_epoch(autojump_clock: MockClock) -> None:
+    """A client that has seen a later one would take the refusal for an answer of the past."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        client = old.connect()
+        assert await error_of(client, commit(1)) == 0
+        other = next(host for host in here.hosts.values() if host is not old)
+        move(old, other)
+        await here.new_leader_of("g", old)
+        sent = client.send(commit(2))
+        await until(lambda: sent in client.answers())
+        refused = client.answers()[sent]
+
+        assert refused.response.error == ErrorCode.NOT_COORDINATOR  # type: ignore[attr-defined]  # of a commit
+        assert refused.leader_epoch == NO_LEADER_EPOCH
+
+
+async def test_a_node_that_loses_the_ensemble_has_nothing_due(autojump_clock: MockClock) -> None:
+    """It was about to read on; whoever waits for that time would never wait again."""
+    async with cluster() as here:
+        leader = here.leader_of("g")
+        others = [host.machine for host in here.hosts.values() if host is not leader]
+        client = leader.connect()
+        client.send(commit(1))
+        # What was read is followed by a pause.
+        await until(lambda: any(one.next_deadline_ms() is not None for one in others))
+        (waits, *_) = [one for one in others if one.next_deadline_ms() is not None]
+        now_ms = leader.node.now().mono_ms
+        waits.told(Suspended(), now_ms)
+        for later_ms in (now_ms + 100, now_ms + 2_000, now_ms + 20_000):
+            waits.tick(later_ms)
+            due_ms = waits.next_deadline_ms()
+
+            assert due_ms is None or due_ms > later_ms
 
 
 async def test_a_group_goes_on_when_its_node_is_killed(autojump_clock: MockClock) -> None:

@@ -269,6 +269,22 @@ async def test_a_log_in_ends_with_the_password(tmp_path: Path, autojump_clock: M
         assert {line["by"] for line in told(here, "user.altered")} == {"User:root"}
 
 
+async def test_sessions_outlive_a_time_in_which_users_are_not_known(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A node of a cluster may have to read them anew: then nobody would have a password."""
+    async with guarded(tmp_path) as here:
+        admin = await known(here)
+        await admin.ask(password_of("bob", "first"))
+        bob = await known(here, "bob", "first")
+        here.node.registry.drop(here.node.now())
+        assert not here.node.registry.core.users
+        here.node.tell_changes(here.node.now())
+        await trio.sleep(3)  # Every session is looked at once a second.
+
+        assert not bob.transport.closed
+
+
 async def test_a_session_ends_unless_it_logs_in_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

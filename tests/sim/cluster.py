@@ -82,7 +82,7 @@ class Host:
             follow_interval_ms=50,
             keep_bytes=cluster.settings.cluster_tail_bytes,
         )
-        surroundings = environment(
+        self.environment = surroundings = environment(
             submit=_nothing,
             new_uuid=new_id,
             wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000) + self.wall_shift_ms,

@@ -5,7 +5,7 @@ import { Live, ask, post } from "./live.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
 import { Node } from "./node.js";
-import { capital, clockTime, visible, wrongOf } from "./words.js";
+import { capital, clockTime, counted, nameOf, visible, wrongOf } from "./words.js";
 
 const SAY_MS = 400;
 const LOST_MS = 700; // A blink of the network is no news.
@@ -148,7 +148,10 @@ class Page {
   #event(name, data) {
     this.heardAt = this.now();
     if (name === "hello") this.skewMs = Date.parse(data.as_of) - Date.now();
-    if (name === "node") this.#checked(data.checks);
+    if (name === "node") {
+      this.#checked(data.checks);
+      this.#elsewhere(data.others);
+    }
     this.view.onEvent(name, data);
   }
 
@@ -159,6 +162,22 @@ class Page {
     if (this.wrong.length === 0) this.say("The coordinator is not well");
     this.wrong = wrong;
     this.#notice();
+  }
+
+  // A node of a cluster has the groups that it leads, and nobody should take them for all.
+  #elsewhere(others) {
+    const line = byId("elsewhere");
+    line.hidden = others.length === 0;
+    redraw(line, JSON.stringify(others), () => [
+      "This node shows the groups that it leads. ",
+      ...others.flatMap((other, n) => [
+        n > 0 ? ", " : "",
+        `${n > 0 ? "node" : "Node"} ${other.node_id} at `,
+        nameOf(other.address),
+        other.ready ? ` leads ${counted(other.partitions, "partition")}` : " is not ready",
+      ]),
+      ".",
+    ]);
   }
 
   #connection(state) {
