@@ -22,7 +22,6 @@ import random
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -59,6 +58,8 @@ STEADY_SESSION_MS: Final = 15_000
 _SPANS_S: Final = (0.3, 1.5, 4.0, 9.0)
 _AWAY_S: Final = (0.1, 1.0, 8.0)
 _LOOK_S: Final = 0.02
+_PAUSE_S: Final = 10.0
+_PAUSES_SHOWN: Final = 3
 _USUAL_PACE_S: Final = 300
 _KILLED: Final = -signal.SIGKILL
 _SETTINGS: Final = (
@@ -75,7 +76,8 @@ class Report:
     """What came of a run.
 
     Attributes:
-        pause_s: The longest time in which a steady group got no commit acknowledged.
+        pauses: Of steady groups: from when to when no commit was acknowledged, for long.
+        broken: Which fault there was, from when to when.
     """
 
     seed: int
@@ -88,7 +90,8 @@ class Report:
     commits: int = 0
     acknowledged: int = 0
     claims: int = 0
-    pause_s: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    broken: list[tuple[str, float, float]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -101,7 +104,13 @@ class Report:
             f"{self.acknowledged} acknowledged; {self.claims} statements of the client library "
             "held to the wire"
         )
-        yield f"longest without a commit of a steady group: {self.pause_s:.1f} s"
+        for from_s, to_s in sorted(self.pauses, key=lambda one: one[0] - one[1])[:_PAUSES_SHOWN]:
+            met = [
+                f"{name} at {max(began_s - from_s, 0):.0f} to {ended_s - from_s:.0f} s"
+                for name, began_s, ended_s in self.broken
+                if began_s < to_s and ended_s > from_s
+            ]
+            yield f"a steady group had no commit for {to_s - from_s:.1f} s: " + ", ".join(met)
         yield f"{len(self.violations)} violations"
         yield from (f"violation: {one.invariant}: {one.text}" for one in self.violations)
 
@@ -331,7 +340,7 @@ class Steady:
 
     async def run(self) -> None:
         """Commit and read back, until the world stops."""
-        world, since_s = self._world, time.monotonic()
+        world, since_s = self._world, trio.current_time()
         async with (
             connect_as(world, self._name, world.rng(self._name)) as client,
             client.join(
@@ -353,8 +362,9 @@ class Steady:
                         claims.all(Outcome.INFO)
                         continue
                     claims.all(Outcome.OK)
-                    now_s = time.monotonic()
-                    world.report.pause_s = max(world.report.pause_s, now_s - since_s)
+                    now_s = trio.current_time()
+                    if now_s - since_s > _PAUSE_S:
+                        world.report.pauses.append((since_s, now_s))
                     since_s = now_s
                     found = await member.fetch(assignment.partitions)
                     if found != offsets:
@@ -506,7 +516,11 @@ async def _suffer(world: ClusterWorld) -> None:
                 ("ensemble", faults.of_ensemble()),
                 ("clients", faults.of_clients()),
             ):
-                deck = Deck(chosen, world.rng(f"deck of {name}"), report.faults)
+                timed = {
+                    fault_name: Fault(partial(_timed, report, fault_name, fault.do))
+                    for fault_name, fault in chosen.items()
+                }
+                deck = Deck(timed, world.rng(f"deck of {name}"), report.faults)
                 over = lambda: trio.current_time() >= begun_s + report.seconds  # noqa: E731 - short
                 players.start_soon(partial(deck.play, pace, over, lethal=True))
         report.seconds = trio.current_time() - begun_s
@@ -525,6 +539,12 @@ async def _suffer(world: ClusterWorld) -> None:
     for node in world.nodes:
         await node.ready()
     await look_once_more(world, everybody)
+
+
+async def _timed(report: Report, name: str, do: Callable[[], Awaitable[None]]) -> None:
+    began_s = trio.current_time()
+    await do()
+    report.broken.append((name, began_s, trio.current_time()))
 
 
 def _count(report: Report, history: History) -> None:
