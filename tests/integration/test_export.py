@@ -71,14 +71,13 @@ async def test_groups_move_from_a_cluster_into_a_folder_and_back(
             dry = await run(run_cli, *export)
             assert (dry.returncode, folder.exists()) == (3, False), dry.stderr
             done = await run(lambda: run_cli(*export, "--yes"))
-            assert (done.returncode, done.stderr) == (0, "")
-            assert "nobody leads it any more" in done.stdout
-            frozen = await run(run_cli, "cluster", "status", *options(where))
-            assert frozen.stdout.count("frozen") == 3
-            with daemon(folder, "offsets.topic.num.partitions=7") as alone:
-                alone.ready()
-                state = await run(state_of, alone)
-            check(state, working)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "nobody leads it any more" in done.stdout
+        frozen = await run(run_cli, "cluster", "status", *options(where))
+        assert frozen.stdout.count("frozen") == 3
+    with daemon(folder, "offsets.topic.num.partitions=7") as alone:
+        state = state_of(alone.ready())
+    check(state, working)
 
     refused = run_cli(*export, "--yes")
     assert (refused.returncode, "not empty" in refused.stderr) == (78, True)
