@@ -61,6 +61,50 @@ async def test_a_group_that_moved_is_found_again(
     assert len(world.other.requests(m.OffsetCommitRequest)) == 1
 
 
+async def test_a_coordinator_that_knows_groups_only_has_the_topics_too(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """One of an older release is one alone, and refuses the question."""
+    refused = m.FindCoordinatorResponse(
+        (m.find_coordinator_error("", ErrorCode.INVALID_REQUEST, "key type 1 is not known"),)
+    )
+    world.server.script(m.FindCoordinatorRequest, Answer(refused))
+    async with world.connect() as client:
+        await client.register_topics({"t": 1})
+        await client.register_topics({"t": 2})
+
+    assert len(world.server.requests(m.RegisterTopicsRequest)) == 2
+
+
+async def test_after_a_doubt_the_coordinator_is_found_again(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Its log is slow, or is another node's by now, which it can't know."""
+    async with world.connect() as client:
+        await client.commit("g", {T0: 1})
+        world.server.coordinator = world.other.address
+        world.server.script(m.OffsetCommitRequest, ErrorCode.OUTCOME_UNKNOWN)
+        await client.commit("g", {T0: 2})
+
+    assert len(world.other.requests(m.OffsetCommitRequest)) == 1
+
+
+async def test_who_does_not_know_is_the_last_to_be_asked_again(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """It may be cut off from its cluster for long, and answers all the quicker."""
+    unknown = m.find_coordinator_error("g", ErrorCode.COORDINATOR_NOT_AVAILABLE, None)
+    world.server.script(
+        m.FindCoordinatorRequest, *[Answer(m.FindCoordinatorResponse((unknown,)))] * 10
+    )
+    world.other.coordinator = world.other.address
+    async with world.connect(["node1:9310", "node2:9310"]) as client:
+        await client.commit("g", {T0: 1})
+
+    assert len(world.server.requests(m.FindCoordinatorRequest)) == 1
+    assert len(world.other.requests(m.OffsetCommitRequest)) == 1
+
+
 async def test_a_loading_coordinator_is_asked_again_not_looked_for(
     autojump_clock: MockClock, world: World
 ) -> None:

@@ -52,10 +52,13 @@ def test_commands_show_all_of_a_cluster_from_any_node(nodes: Nodes) -> None:
         listed = rows("groups", "list", "--at", address)
         topics = rows("topics", "list", "--at", address)
         shown = rows("groups", "describe", *GROUPS, "--at", address)
+        exported = run_cli("offsets", "export", "--all-groups", "--at", address, "--output", "json")
+        kept = list(map(json.loads, exported.stdout.splitlines()))
 
         assert sorted(group["group"] for group in listed) == GROUPS
         assert [topic["topic"] for topic in topics] == ["orders"]
         assert {(row["group"], row["lag"]) for row in shown} == {(g, 7) for g in GROUPS}
+        assert {(row["group"], row["offset"]) for row in kept} == {(g, 5) for g in GROUPS}
     at = ("--at", ",".join(nodes.addresses))
     assert run_cli("health", "--all", *at).returncode == 0
     nodes.kill(1)

@@ -257,6 +257,21 @@ async def commit_while_lost(here: Surroundings, client: Client, lost: Host) -> f
     return trio.current_time() - began_s
 
 
+async def test_a_client_outlives_the_node_that_it_began_with(autojump_clock: MockClock) -> None:
+    """It has met others since, and asks those."""
+    async with surroundings() as here:
+        first = here.owner
+        async with here.connect([f"{first.name}:9310"]) as client:
+            for group in GROUPS:
+                await client.commit(group, {T0: 1})
+            kill(here, first)
+            for group in GROUPS:
+                await client.commit(group, {T0: 2})
+            await client.register_topics({"t": 1})
+
+            assert [one.topic for one in await client.describe_topics()] == ["t"]
+
+
 async def test_a_frozen_coordinator_is_given_up_before_long(autojump_clock: MockClock) -> None:
     """It answers nothing and refuses nothing, and its listener takes connections."""
     async with surroundings() as here, here.connect() as client:
