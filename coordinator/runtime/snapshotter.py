@@ -152,9 +152,10 @@ class Snapshotter:
             if self._is_due(journal) and (name := journal.begin_snapshot()) is not None:
                 await self._try(journal, name)
                 return
-        with trio.move_on_at(
-            min((f.retry_at_s for f in self._failures.values()), default=_NEVER_S)
-        ):
+        # What is due already waits for its journal, which has no time for it: look again later.
+        now_s = trio.current_time()
+        retries_s = [f.retry_at_s for f in self._failures.values() if f.retry_at_s > now_s]
+        with trio.move_on_at(min(retries_s, default=_NEVER_S)):
             await self._wake.wait()
 
     def _is_due(self, journal: ReplicatedJournal) -> bool:
@@ -202,6 +203,9 @@ class Snapshotter:
             self._do(journal.abandon_snapshot())
             self._failed(journal.number, exc)
             return str(exc)
+        # Also if nothing came of it, as the newest one has all that there is.
+        self._failures.pop(journal.number, None)
+        self._report()
         return None
 
     async def _make(self, journal: ReplicatedJournal, name: str) -> None:
@@ -231,8 +235,6 @@ class Snapshotter:
         self._removed_bytes += max(0, removed_bytes)
         self._last_duration_ms = duration_ms
         self._made_at_s[number] = trio.current_time()
-        self._failures.pop(number, None)
-        self._report()
         self._emit_event(
             "compaction.finished",
             {

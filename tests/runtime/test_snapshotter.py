@@ -133,6 +133,26 @@ async def test_a_child_that_dies_is_started_again_and_health_says_so(
         assert node.node.health.problems == {}
 
 
+async def test_a_failure_is_over_when_there_is_nothing_to_be_made_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    """A child after the other would find that the newest snapshot has all that there is."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        for journal in node.machine.journals:
+            if journal.is_leading:
+                node.child.deaths.append(DIED)
+        await ask(node.connect(), CompactLogRequest())
+        assert "compaction" in node.node.health.problems
+        node.child.deaths.clear()
+        await trio.sleep(RETRY_FIRST_S + 5)
+        tries = len(node.child.jobs)
+        await trio.sleep(60)
+
+        assert len(node.child.jobs) == tries
+        assert node.node.health.problems == {}
+
+
 async def test_damage_is_not_looked_at_again_until_another_node_leads(
     autojump_clock: MockClock,
 ) -> None:
