@@ -67,6 +67,9 @@ COORDINATOR_ATTEMPT_MS_MAX: Final = 5_750
 # The first try takes less: whoever has stopped in a cluster is soon not the one to ask any more.
 CONNECT_MS: Final = 1_250
 CONNECT_MS_MAX: Final = 5_000
+# Pauses grow no longer than after so many failures, to 0.4 s, while a node says that another one
+# coordinates, who is away: it is the first to know who comes next, as soon as somebody does.
+DIRECTED_FAILURES_MAX: Final = 3
 
 _KEY_NAMES: Final = {
     KEY_TYPE_GROUP: "group",
@@ -102,6 +105,7 @@ class _Call:
     Attributes:
         key: Whose coordinator it goes to, None for any node.
         address: The one node that it goes to.
+        is_directed: In this attempt a node has said that another one is the coordinator.
     """
 
     request: Request
@@ -112,6 +116,7 @@ class _Call:
     deadline_s: float
     address: Address | None = None
     failures: int = 0
+    is_directed: bool = False
     in_doubt: bool = False
     last_trouble: str = "no attempt was made"
     cause: OSError | None = None
@@ -247,7 +252,10 @@ class Router:
                 if reply is not None:
                     return reply
                 call.failures += 1
-                if not await self.pause(call.failures, call.deadline_s):
+                failures = call.failures
+                if call.is_directed:
+                    failures = min(failures, DIRECTED_FAILURES_MAX)
+                if not await self.pause(failures, call.deadline_s):
                     raise self._out_of_time(call)
         finally:
             self._outages.gone(call)
@@ -433,7 +441,7 @@ class Router:
     async def _attempt(self, call: _Call) -> Reply | None:
         """Try once; None means that another try may help."""
         self.check_open()
-        call.refused, call.cause = False, None
+        call.refused, call.cause, call.is_directed = False, None, False
         try:
             connection = await self._connection_for(call)
             event, took_s = await self._ask(connection, call)
@@ -581,14 +589,14 @@ class Router:
         self._epochs[key] = epoch
         return True
 
-    async def _find(self, key: Key, deadline_s: float, caller: object) -> Address:
+    async def _find(self, key: Key, deadline_s: float, call: _Call) -> Address:
         """Ask any node who coordinates what *key* names.
 
         Raises:
             ConnectionLost: Nobody answered, or nobody knows at the moment.
             FatalError: What it names is refused.
         """
-        connection = await self._connect_any(deadline_s, caller)
+        connection = await self._connect_any(deadline_s, call)
         request = FindCoordinatorRequest(key.type, (key.name,))
         allowed_s = max(0.0, deadline_s - trio.current_time())
         try:
@@ -616,8 +624,9 @@ class Router:
         if not self._epoch_is_fresh(key, found.leader_epoch):
             text = f"{connection.address} named a coordinator of an old epoch"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
-        self._coordinators[key] = (found.host, found.port)
-        return found.host, found.port
+        address = self._coordinators[key] = found.host, found.port
+        call.is_directed = connection.address != _name(address)
+        return address
 
     async def _connect(self, address: Address, deadline_s: float) -> Connection:
         """Return the connection to *address*, made now if there is none.
