@@ -27,6 +27,7 @@ from coordinator.log.swap import Swap
 from coordinator.runtime import timekeeper
 from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import ReplyGate, ShardRunner
+from coordinator.server import gatekeeper
 from coordinator.server.authorization import Verdict
 from coordinator.server.gatekeeper import Gate
 from protocol.errors import ErrorCode
@@ -311,6 +312,10 @@ def _look_at_rights_after_the_effect(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Gate, "_narrow", late)
 
 
+def _let_everybody_speak_for_a_member(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gatekeeper, "_is_anothers", lambda *_args: False)
+
+
 # --- Beside consumers of old -----------------------------------------------------------------
 
 
@@ -486,6 +491,12 @@ BUGS: Final[dict[str, Bug]] = {
         _look_at_rights_after_the_effect,
         "tests/server/test_rights.py",
         "test_without_a_right_nothing_happens",
+    ),
+    "member_is_everybodys": Bug(
+        "whoever names a member id, or an instance id, speaks for that member",
+        _let_everybody_speak_for_a_member,
+        "tests/server/test_rights.py",
+        "test_an_instance_id_alone_does_not_take_over_a_member",
     ),
     "reads_cut_off": Bug(
         "a consumer beside old ones reads on when its session may have ended",

@@ -1,8 +1,8 @@
-"""I6-I8, I12: one owner, generations that only grow, fencing; and all checks together."""
+"""I6-I8, I12, I13: one owner, generations that only grow, fencing; and all checks together."""
 
 import bisect
 from collections import defaultdict
-from typing import Final
+from typing import Any, Final
 
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
@@ -41,6 +41,7 @@ def check(history: History) -> list[Violation]:
         *_check_owners(history, told),
         *_check_fencing(history, told),
         *_check_instances(history),
+        *_check_principals(history),
     ]
 
 
@@ -281,4 +282,25 @@ def _check_instances(history: History) -> list[Violation]:
                 name = type(attempt.request).__name__
                 text = f"{name} of {member_id} at {attempt.invoked}, replaced by {other} at {ended}"
                 found.append(Violation("I12 fenced id accepted", text))
+    return found
+
+
+def _check_principals(history: History) -> list[Violation]:
+    """I13: where clients say who they are, a member is nobody's but who joined."""
+    if not history.tells_principals:
+        return []
+    joined = {
+        (request.group_id, response.member_id): attempt.client
+        for attempt, request, response in _joins(history)
+    }
+    found = []
+    for attempt in history.attempts:
+        if _accepted_generation(attempt) is None:
+            continue
+        request: Any = attempt.request
+        whose = joined.get((request.group_id, request.member_id), attempt.client)
+        if whose != attempt.client:
+            name = type(request).__name__
+            text = f"{name} of {request.member_id}, a member of {whose}'s, by {attempt.client}"
+            found.append(Violation("I13 another's member", text))
     return found

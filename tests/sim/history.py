@@ -65,7 +65,11 @@ class Claim:
 
 
 class History:
-    """Everything that happened, and a hash of it."""
+    """Everything that happened, and a hash of it.
+
+    Attributes:
+        tells_principals: Whether each client has said who it is.
+    """
 
     def __init__(
         self, now_s: Callable[[], float] = lambda: 0.0, *, keep_lines: bool = False
@@ -75,6 +79,7 @@ class History:
         self.garbage: list[str] = []  # Answers that break the protocol.
         self.lines: list[str] = []
         self.now_s = now_s
+        self.tells_principals = False
         self._keep_lines = keep_lines
         self._events = 0
         self._hash = hashlib.sha256()

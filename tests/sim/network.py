@@ -235,6 +235,8 @@ class ServerTransport(ReadyInMemory):
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self.peer = connection.client
+        if connection.network.history.tells_principals:
+            self.principal = f"User:{connection.client}"
         self._connection = connection
         self._rng = connection.network.rng
         self._weather = connection.network.weather

@@ -210,6 +210,12 @@ def _late_sync(story: Story) -> None:
     story.sync(1, "a", 0)
 
 
+def _anothers_member(story: Story) -> None:
+    story.history.tells_principals = True
+    story.join(1, "mine")
+    story.end_commit(story.begin_commit(1, 1, "mine"))
+
+
 def _client_said_done(story: Story) -> None:
     story.begin_commit(1)
     story.history.claim((GROUP, TOPIC, 0), "id-1", Outcome.OK)
@@ -241,6 +247,7 @@ def _client_said_not_stored(story: Story) -> None:
         (_late_commit, "I8"),
         (_late_heartbeat, "I8"),
         (_late_sync, "I8"),
+        (_anothers_member, "I13"),
         (_client_said_done, "client"),
         (_client_said_not_stored, "client"),
     ],

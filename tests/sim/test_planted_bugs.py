@@ -21,6 +21,7 @@ SEEDS_MAX: Final = 200
         ("read_before_durable", {"I1", "I3", "I5", "I7"}),
         ("never_sync", {"start", "I1", "I7"}),
         ("bad_assignment", {"I6"}),
+        ("member_is_everybodys", {"I13"}),
     ],
 )
 def test_the_simulation_notices(

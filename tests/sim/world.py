@@ -21,7 +21,8 @@ from coordinator.runtime.compactor import RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
-from coordinator.server.run import group_config, make_authorizer, make_folder, make_node
+from coordinator.server.authorization import Authorizer
+from coordinator.server.run import group_config, make_folder, make_node
 from coordinator.server.server import Server
 from coordinator.server.session import DEFAULT_CLIENT_ID
 from coordinator.server.transport import Listener as AnyListener
@@ -80,6 +81,8 @@ class World:
         self.clock = clock
         self.nursery = nursery
         self.history = History(trio.current_time, keep_lines=keep_lines)
+        # As by a certificate: then a member is bound to who joined.
+        self.history.tells_principals = self.rng("principals").random() < 0.5
         self.network = Network(self.history, self.rng("network"), nursery)
         self.disk = Disk()
         self.violations: list[Violation] = []
@@ -163,7 +166,12 @@ class World:
             settings=self.settings,
             coordination=EmbeddedCoordination(leader),
             max_connections=1_000,
-            authorizer=make_authorizer(self.settings, node),
+            authorizer=Authorizer(
+                node.registry.core.rules,
+                is_on=self.history.tells_principals,
+                allow_everyone=True,  # There are no rules.
+                is_registered=lambda _topic: True,
+            ),
         )
         self.process = process = Process(self.starts, journal, node, server)
         self.nursery.start_soon(self._run_process, process)
