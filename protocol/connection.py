@@ -223,6 +223,10 @@ class ServerConnection(FrameReader[T | BadRequest]):
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
 
+    def let_go(self) -> None:
+        """Forget the owner: nothing is received any more."""
+        self._owner = None
+
     def limit(self, max_request_bytes: int, max_sync_request_bytes: int = 0) -> None:
         """Take no larger requests from now on."""
         self._usual_sizes = range(self._smallest, max_request_bytes + 1)

@@ -278,6 +278,7 @@ class Gate:
         if self._throttle is not None:
             self._throttle.leave(self._client)
             self._throttle = None
+        del self._client  # With no cycle left, nothing waits for the collector.
 
     def sees_group(self, name: str) -> bool:
         """Say whether a group is in the lists that are shown."""
@@ -461,9 +462,11 @@ class Gate:
         is_last = was_known or log_in.failures >= TRIES_MAX
         is_last = is_last or first_error(answer) == _E.ILLEGAL_SASL_STATE
 
+        client = self._client
+
         def answer_now() -> None:
             if is_last:
-                self._client.close_after_answers("unauthenticated")
+                client.close_after_answers("unauthenticated")
             call.resolve(answer, -1)
 
         keeper.later.do(keeper.attempts.delay_ms(self._peer, now.mono_ms), answer_now)

@@ -816,6 +816,7 @@ class Session:
         self.in_flight.clear()
         self._withdraw()
         self._sessions.forget(self)
+        self._connection.let_go()  # With no cycle left, nothing waits for the collector.
         self._poller.wake()  # Others may wait for the room that this one took.
 
     def _withdraw(self) -> None:

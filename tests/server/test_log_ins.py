@@ -1,6 +1,8 @@
 """Listeners with SASL: nobody asks anything before he is known, and nobody guesses fast."""
 
+import gc
 import hashlib
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from protocol.errors import ErrorCode as E
 from protocol.messages import APIS, ApiKey
 from protocol.scram import Mechanism
 from tests.fakes.disk import Disk
+from tests.fakes.transport import MemoryTransport
 from tests.server.world import Client, World, beat, commit, join, world
 
 SCRAM: Final = "SCRAM-SHA-256"
@@ -129,6 +132,31 @@ async def test_who_does_not_log_in_in_time_is_cut_off(
         await trio.sleep(3)
         assert client.transport.closed
         assert here.environment.telemetry.connections_closed["unauthenticated"] == 1
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+async def test_a_session_that_has_ended_is_gone(
+    is_guarded: bool, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """At once: the collector would let a thousand of them lie."""
+    async with guarded(tmp_path) if is_guarded else world() as here:
+        gc.collect()
+        gc.disable()
+        try:
+            for end in (MemoryTransport.end, MemoryTransport.reset):
+                client = await known(here) if is_guarded else here.connect()
+                await client.ask(beat())
+                theirs = weakref.ref(next(iter(here.server.sessions)))
+                end(client.transport)
+                del client
+                await trio.sleep(1)
+                # What was decided last is remembered until the next request.
+                await (await known(here) if is_guarded else here.connect()).ask(beat())
+                assert theirs() is None
+                for session in here.server.sessions:
+                    session.close()
+        finally:
+            gc.enable()
 
 
 async def test_failures_look_alike_and_come_late(tmp_path: Path, autojump_clock: MockClock) -> None:
