@@ -175,6 +175,10 @@ def test_a_half_made_cluster_of_another_layout_is_refused(zookeeper: Ensemble) -
     with pytest.raises(ClusterRefused, match="journals=2"):
         found(access, LAYOUT._replace(journals=3))
 
+    with Visit(access, patience_s=PATIENCE_S) as visit:
+        assert Names(("0", "1")) == _sorted(visit.do(Children("/journals", False)))
+        assert Names(("layout", "secret")) == _sorted(visit.do(Children("/cluster", False)))
+
 
 @pytest.mark.parametrize(
     ("data", "words"),
@@ -192,6 +196,18 @@ def test_a_layout_that_is_not_known_is_refused(
     write(access, Set(znodes.LAYOUT, data, znodes.ANY_VERSION, {}))
 
     with pytest.raises(ClusterRefused, match=words):
+        found(access)
+
+
+@pytest.mark.parametrize("version", ['"1"', "2"])
+def test_an_id_of_another_version_is_refused(zookeeper: Ensemble, version: str) -> None:
+    """It may mean something else, whatever lies beside it."""
+    access = accessed(zookeeper)
+    found(access)
+    data = f'{{"version":{version},"id":"{ID}"}}'.encode()
+    write(access, Set(znodes.CLUSTER_ID, data, znodes.ANY_VERSION, {}))
+
+    with pytest.raises(ClusterRefused, match="holds a cluster that is none of ours"):
         found(access)
 
 
