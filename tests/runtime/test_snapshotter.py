@@ -1,7 +1,9 @@
 """Snapshots of the journals that a node leads: daemons over an ensemble in memory."""
 
+from itertools import count
 from typing import Any, Final
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -289,3 +291,30 @@ async def test_room_comes_back_when_something_is_removed(autojump_clock: MockClo
 
         assert await error_of(client, commit(31)) == 0
         assert node.node.health.problems == {}
+
+
+async def test_a_child_that_is_due_again_waits_for_a_connection(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last one has left can't be removed before; and nobody computes meanwhile."""
+    async with cluster(EVERY) as here:
+        node = here.leader_of("g")
+        journal, tries = journal_of(node), count()
+        begin = journal.begin_snapshot
+
+        def begin_seldom() -> str | None:
+            assert next(tries) < 50
+            name: str | None = begin()
+            return name
+
+        monkeypatch.setattr(journal, "begin_snapshot", begin_seldom)
+        node.child.deaths.append(DIED)
+        node.child.pause_s = 0.1
+        await commit_often(node.connect(), 16)
+        await until(lambda: bool(node.told("compaction.started")))
+        node.contact = Contact.CUT_OFF
+        await until(lambda: bool(node.told("compaction.failed")))
+        await trio.sleep(3)
+        node.contact = Contact.FINE
+
+        assert await snapshot_of(node) == journal.snapshot.name
