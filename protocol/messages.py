@@ -1117,7 +1117,7 @@ declare(
         55,
         "which groups are there in two offsets partitions",
         1,
-        ListGroupsRequest(("Stable", "Empty"), (), (9, 15)),
+        ListGroupsRequest(("Stable", "Empty"), (), (1, 3)),
         ListGroupsResponse(0, (ListedGroup(GROUP, "consumer", "Stable", "classic"),)),
         -1,
     ),
@@ -1799,7 +1799,7 @@ declare(
         56,
         "how far behind are the groups of two offsets partitions",
         1,
-        SummarizeGroupsRequest("etl.*", (), b"", 100, 3, (9, 15)),
+        SummarizeGroupsRequest("etl.*", (), b"", 100, 3, (1, 3)),
         SummarizeGroupsResponse(
             0,
             None,
