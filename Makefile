@@ -111,8 +111,8 @@ peers: $(INSTALLED)
 	-$(BIN)/python -m bench.peer_jars fetch
 
 .PHONY: demo
-demo: $(INSTALLED) java $(FLIGHTS) ## Three Spark drivers share the flights of 2013 and survive a kill -9 (under 4 minutes)
-	$(BIN)/python -m demo
+demo: $(INSTALLED) java $(FLIGHTS) $(if $(CLUSTER),peers) ## Three Spark drivers share the flights of 2013 and survive a kill -9 (under 4 minutes); CLUSTER=1: so does a cluster
+	$(BIN)/python -m demo $(if $(CLUSTER),--cluster)
 
 # pip asks a source archive for its metadata even where it only downloads; without isolation it
 # does so with the pinned setuptools, and only after the archive's hash was found right.

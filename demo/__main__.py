@@ -1,4 +1,4 @@
-"""``python -m demo``: run it, and exit with 1 if anything is not as promised."""
+"""``python -m demo [--cluster]``: run it, and exit with 1 if anything is not as promised."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, stop)
     try:
-        sys.exit(run(Folders(ROOT / ".demo")))
+        sys.exit(run(Folders(ROOT / ".demo"), is_cluster="--cluster" in sys.argv[1:]))
     except DatasetError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

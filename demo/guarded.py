@@ -12,9 +12,14 @@ import threading
 
 
 def end_with_input() -> None:
-    """Wait for the end of standard input, then end this process at once."""
+    """Wait for the end of standard input, then end this process at once, and all that it started.
+
+    The demo starts each of its processes as the leader of a group.
+    """
     while os.read(0, 4096):
         pass  # Nobody has anything to say to it.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

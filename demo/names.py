@@ -25,6 +25,7 @@ class Folders:
         self.csv = self.run / "flights.csv"
         self.log = self.run / "log"
         self.coordinator = self.run / "coordinator"
+        self.zookeeper = self.run / "zookeeper"
         self.checkpoints = self.run / "checkpoints"
         self.table = self.run / "table"
         self.logs = self.run / "logs"

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from bench.peers import missing
 from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CoordinatorError
 from client.spark.logs.folder import FolderLogWriter
+from coordinator.config import Settings
 from demo.dataset import ARCHIVE, check_complete, extract_csv, parse
 from demo.driver import SESSION_TIMEOUT_MS
 from demo.feeder import Feed, Feeder
@@ -19,6 +21,7 @@ from demo.names import FLIGHTS, GROUP, NUM_PARTITIONS, TOPIC, Folders
 from demo.picture import History, draw
 from demo.processes import Child, Children, Line
 from demo.view import NOTHING, Snapshot, View
+from protocol.group_ids import offsets_partition
 
 # While Spark starts, so slow that flights are left for all that follows; at the end faster than
 # two drivers work.
@@ -29,6 +32,8 @@ _POLL_S: Final = 0.25
 
 # A killed driver is noticed after its session timeout; by default the least is six seconds.
 _SETTINGS: Final = ("group.min.session.timeout.ms=1000", "http.listeners=127.0.0.1:0")
+NODES: Final = (1, 2, 3)
+ZOOKEEPER: Final = "zookeeper"
 
 
 class DemoError(RuntimeError):
@@ -50,12 +55,14 @@ class Stage:
         self.folders = folders
         self.now: Snapshot = NOTHING
         self.drivers: dict[str, DriverState] = {}
-        self.events: list[Line] = []  # Of the coordinator.
+        self.events: list[Line] = []  # Of the coordinators.
+        self.coordinators: list[str] = []
         self.facts: Line | None = None
         self.feeder: Feeder | None = None
         self.client: BlockingClient | None = None
         self.address = ""
         self.page = ""
+        self.ensemble = ""  # Of the cluster's, where its servers are.
         self.history = History()
         self._started_s = time.monotonic()
         self._children = children
@@ -66,17 +73,33 @@ class Stage:
 
     def start_coordinator(self) -> None:
         """Start the daemon, and wait until it has loaded its log."""
-        settings = [part for setting in _SETTINGS for part in ("--set", setting)]
+        self._serve("coordinator", "--data-dir", str(self.folders.coordinator))
+        self._wait_until_ready()
+
+    def start_cluster(self) -> None:
+        """Start three servers of ZooKeeper and three nodes over them."""
+        if why := missing("zookeeper"):
+            raise DemoError(f"there is no ZooKeeper: {why}")
+        self._start(ZOOKEEPER, ["-m", "demo.zookeeper", str(self.folders.zookeeper)])
+        self.wait("ZooKeeper serves", lambda: self.ensemble != "")
+        for number in NODES:
+            name = f"node-{number}"
+            self._serve(name, "--set", f"cluster.zookeeper={self.ensemble}/group-coordinator")
+            self._wait_until_ready()
+
+    def _serve(self, name: str, *options: str) -> None:
+        self.coordinators.append(name)
+        settings = (*_SETTINGS, f"node.id={len(self.coordinators)}")
+        sets = [part for setting in settings for part in ("--set", setting)]
         serve = ["-m", "demo.guarded", "coordinator", "serve", "--listen", "127.0.0.1:0"]
-        data_dir = ["--data-dir", str(self.folders.coordinator)]
-        self._start("coordinator", [*serve, *data_dir, *settings])
-        self.wait("the coordinator is ready", lambda: self._heard("ready") is not None)
-        listening = self._heard("listening")
-        assert listening is not None, "ready comes after listening"
-        self.address = f"{listening.fields['host']}:{listening.fields['port']}"
-        http = self._heard("http.listening")
-        assert http is not None, "as does http.listening"
-        self.page = f"http://{http.fields['host']}:{http.fields['port']}/"
+        self._start(name, [*serve, *options, *sets])
+
+    def _wait_until_ready(self) -> None:
+        """Wait for all coordinators, and take note of where they are."""
+        names = self.coordinators
+        self.wait(f"{names[-1]} is ready", lambda: len(self._heard("ready")) == len(names))
+        self.address = ",".join(map(_place, self._heard("listening")))
+        self.page = f"http://{_place(self._heard('http.listening')[0])}/"
 
     def start_driver(self, name: str, on_line: Callable[[Line], None] | None = None) -> None:
         """Start a Spark driver."""
@@ -107,11 +130,26 @@ class Stage:
         if self.drivers[name].status != "drained":
             raise DemoError(f"{name} stopped without having drained")
 
-    def stop_coordinator(self) -> None:
-        """End the daemon with SIGTERM, and wait until it has drained."""
+    def kill_leader(self) -> str:
+        """SIGKILL the node that leads the group; return its name."""
+        settings = Settings()  # As those of the nodes, what is not in _SETTINGS.
+        partition = offsets_partition(GROUP, settings.offsets_topic_num_partitions)
+        journal = partition % settings.cluster_journals
+        *_, led = [one for one in self._heard("journal.led") if one.fields["journal"] == journal]
+        self.kill(led.child)
+        self._running.pop(led.child).close()
+        self.coordinators.remove(led.child)
+        self._listen_to_all()
+        return led.child
+
+    def stop_coordinators(self) -> None:
+        """End the daemons with SIGTERM, one after the other, and wait until each has drained."""
         self.client = None
-        self._running["coordinator"].terminate()
-        self._wait_for_exit("coordinator", "has stopped")
+        for name in self.coordinators:
+            self._running[name].terminate()
+            self._wait_for_exit(name, "has stopped")
+        if ZOOKEEPER in self._running:
+            self._running.pop(ZOOKEEPER).close()
 
     def verified(self) -> Line:
         """Wait for the check with Spark and return what it found."""
@@ -166,8 +204,8 @@ class Stage:
         if status := child.exit_status():
             raise DemoError(f"{name} ended with status {status}:\n{child.error_tail()}")
 
-    def _heard(self, event: str) -> Line | None:
-        return next((line for line in self.events if line.event == event), None)
+    def _heard(self, event: str) -> list[Line]:
+        return [line for line in self.events if line.event == event]
 
     def _listen(self) -> None:
         """Take note of what the children tell; wait a moment for it."""
@@ -182,8 +220,10 @@ class Stage:
             self._note(self._children.lines.get())
 
     def _note(self, line: Line) -> None:
-        if line.child == "coordinator":
+        if line.child in self.coordinators:
             self.events.append(line)
+        elif line.event == "serving":
+            self.ensemble = line.fields["hosts"]
         elif line.event == "verified":
             self.facts = line
         elif line.child in self.drivers:
@@ -209,6 +249,10 @@ class Stage:
                 raise DemoError(f"{name} ended with status {status}:\n{child.error_tail()}")
         if self.feeder is not None and self.feeder.error is not None:
             raise DemoError("the feeder failed") from self.feeder.error
+
+
+def _place(line: Line) -> str:
+    return f"{line.fields['host']}:{line.fields['port']}"
 
 
 class KillMidBatch:
@@ -274,6 +318,8 @@ def play(stage: Stage) -> None:
 
     stage.feeder.feed(FAST_ROWS_PER_S, share=0.5)
     stage.wait("a fifth is committed", lambda: committed(0.20))
+    if stage.ensemble:
+        lose_a_node(stage)
     # The one with the most to do; the other one is the survivor.
     survivor, victim = sorted(both, key=lambda name: NUM_PARTITIONS - 1 in stage.now.owned_by(name))
     killer = killers[victim]
@@ -308,6 +354,34 @@ def play(stage: Stage) -> None:
     tell(f"{survivor} has drained and stopped; its partitions go to {third}")
     stage.drain(third)
     tell(f"{third} has drained and stopped; the group is empty")
+
+
+def lose_a_node(stage: Stage) -> None:
+    """Kill the node that leads the group, while flights are read and committed.
+
+    Raises:
+        DemoError: The group noticed more than a pause.
+
+    """
+    tell = stage.view.tell
+    before, left_out = stage.now, [state.left_out for state in stage.drivers.values()]
+    began_s = time.monotonic()
+    node = stage.kill_leader()
+    stage.mark(f"{node} killed")
+    tell(f"SIGKILL for {node}, which leads the group; it had no folder, and ZooKeeper has its log")
+    stage.wait("another node answers", lambda: stage.now is not before)
+    seen, served_s = stage.now, time.monotonic() - began_s
+    stage.wait("flights are committed again", lambda: stage.now.committed > seen.committed)
+    pause_s = time.monotonic() - began_s
+    if stage.now.generation != before.generation:
+        raise DemoError(f"generation {before.generation} became {stage.now.generation}")
+    if left_out != [state.left_out for state in stage.drivers.values()]:
+        raise DemoError("flights came twice after the kill of a node")
+    tell(
+        f"another node leads the group {served_s:.1f} s after the kill, and the next flights are "
+        f"committed after {pause_s:.1f} s; the generation is {before.generation} as before, and no "
+        "flight came twice"
+    )
 
 
 def check(stage: Stage) -> bool:
@@ -362,20 +436,25 @@ def stopping(feeder: Feeder) -> Iterator[None]:
         feeder.stop()
 
 
-def run(folders: Folders) -> int:
+def run(folders: Folders, *, is_cluster: bool) -> int:
     """Run the whole demo; return its exit status."""
     with View() as view:
         try:
             feeder = prepare(view, folders)
             with Children(folders.logs) as children:
                 stage = Stage(view, children, folders)
-                stage.start_coordinator()
-                view.tell(f"the coordinator listens on {stage.address}; its page: {stage.page}")
+                if is_cluster:
+                    stage.start_cluster()
+                else:
+                    stage.start_coordinator()
+                whose = "nodes listen" if is_cluster else "coordinator listens"
+                view.tell(f"the {whose} on {stage.address}; a page: {stage.page}")
                 stage.feeder = feeder
-                with stopping(feeder), connect_blocking(stage.address, client_id="demo") as client:
+                places = stage.address.split(",")
+                with stopping(feeder), connect_blocking(places, client_id="demo") as client:
                     stage.client = client
                     play(stage)
-                stage.stop_coordinator()
+                stage.stop_coordinators()
                 stage.draw()
                 passed = check(stage)
         except DemoError as error:
