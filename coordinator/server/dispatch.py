@@ -466,10 +466,10 @@ class Dispatcher:
     def _shards_asked_for(
         self, call: Call, partitions: Sequence[int] | None
     ) -> Sequence[ShardRunner[GroupShard]] | None:
-        """Return those of *partitions*, or all but what others lead; None if *call* was refused."""
+        """Return those of *partitions*, or all that are led here; None if *call* was refused."""
         shards = self._node.shards
         if partitions is None:
-            return [shard for shard in shards if shard.status is not Status.FOLLOWING]
+            return [one for one in shards if one.is_led or one.status is Status.LOADING]
         if any(number >= len(shards) for number in partitions):
             call.fail(_E.INVALID_REQUEST, -1)
             return None

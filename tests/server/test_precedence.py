@@ -33,7 +33,9 @@ OffsetFetch, bad group                 24        24
 DescribeGroups                         14        16
 DescribeGroups, bad group              24        24
 ListGroups                             14        0
+ListGroups, of a partition             14        16
 SummarizeGroups                        14        0
+SummarizeGroups, of a partition        14        16
 SummarizeGroups, none at a time        42        42
 SummarizeGroups, bad pattern           128       128
 DeleteGroups                           14        16
@@ -65,6 +67,7 @@ def request_of(asked: str) -> m.Request:
     """Return the request that a line of the table names."""
     api, *how = asked.split(", ")
     group = "" if "bad group" in how else "g"
+    partitions = (0,) if "of a partition" in how else None
     requests: dict[str, m.Request] = {
         "JoinGroup": join(group, "m", 5_999 if "short session" in how else 10_000),
         "SyncGroup": m.SyncGroupRequest(group, 1, "m", None, None, None, ()),
@@ -73,9 +76,14 @@ def request_of(asked: str) -> m.Request:
         "OffsetCommit": commit(1, *((0, 0) if "twice" in how else (0,)), group_id=group),
         "OffsetFetch": m.OffsetFetchRequest((m.GroupFetch(group, None),), False),
         "DescribeGroups": m.DescribeGroupsRequest((group,)),
-        "ListGroups": m.ListGroupsRequest((), ()),
+        "ListGroups": m.ListGroupsRequest((), (), partitions),
         "SummarizeGroups": m.SummarizeGroupsRequest(
-            "(" if "bad pattern" in how else None, (), b"", int("none at a time" not in how), 0
+            "(" if "bad pattern" in how else None,
+            (),
+            b"",
+            int("none at a time" not in how),
+            0,
+            partitions,
         ),
         "DeleteGroups": m.DeleteGroupsRequest((group,)),
         "OffsetDelete": m.OffsetDeleteRequest(group, (m.TopicPartitions("t", (0,)),)),
