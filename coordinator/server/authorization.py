@@ -95,6 +95,12 @@ class Authorizer:
         is_free = not self.is_on or principal in self._super_users
         return Access(self, principal, host, is_free=is_free)
 
+    def mask(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+        """Return the mask of what *principal* may do with a resource."""
+        if self.allow_everyone and not self.rules.has_any(resource_type, name):
+            return _EVERYTHING
+        return self.rules.granted(principal, host, resource_type, name)
+
 
 class _Kept(dict[str, int]):
     """Masks that were looked up. A hit, which nearly every look is, calls nothing of ours."""
@@ -126,8 +132,8 @@ class Access:
         self.is_free = is_free
         self.version = -1
         # By name, the masks of what is allowed with groups and topics.
-        self.groups = _Kept(partial(self._mask, ResourceType.GROUP))
-        self.topics = _Kept(partial(self._mask, ResourceType.TOPIC))
+        self.groups = _Kept(partial(authorizer.mask, principal, host, ResourceType.GROUP))
+        self.topics = _Kept(partial(authorizer.mask, principal, host, ResourceType.TOPIC))
 
     def refresh(self) -> None:
         """Forget what older rules said."""
@@ -138,7 +144,7 @@ class Access:
 
     def cluster(self) -> int:
         """Return the mask of what is allowed with the coordinator itself."""
-        return self._mask(ResourceType.CLUSTER, CLUSTER)
+        return self._authorizer.mask(self._principal, self._host, ResourceType.CLUSTER, CLUSTER)
 
     def is_registered(self, topic: str) -> bool:
         """Say whether there is a topic of this name."""
@@ -166,12 +172,6 @@ class Access:
     def may_with_group(self, group_id: str, operation: Operation) -> bool:
         """Say whether *operation* is allowed with a group."""
         return self.is_free or bool(self.groups[group_id] & operation.bit)
-
-    def _mask(self, resource_type: ResourceType, name: str) -> int:
-        rules = self._rules
-        if self._authorizer.allow_everyone and not rules.has_any(resource_type, name):
-            return _EVERYTHING
-        return rules.granted(self._principal, self._host, resource_type, name)
 
 
 Check = Callable[[Access, Any], Verdict | None]

@@ -146,13 +146,18 @@ async def test_a_session_that_has_ended_is_gone(
             for end in (MemoryTransport.end, MemoryTransport.reset):
                 client = await known(here) if is_guarded else here.connect()
                 await client.ask(beat())
-                theirs = weakref.ref(next(iter(here.server.sessions)))
+                session = next(iter(here.server.sessions))
+                theirs: list[weakref.ref[Any]] = [weakref.ref(session)]
+                gate: Any = session.gate
+                if gate is not None:
+                    theirs += [weakref.ref(gate), weakref.ref(gate._access)]
+                del session, gate
                 end(client.transport)
                 del client
                 await trio.sleep(1)
                 # What was decided last is remembered until the next request.
                 await (await known(here) if is_guarded else here.connect()).ask(beat())
-                assert theirs() is None
+                assert [None] * len(theirs) == [one() for one in theirs]
                 for session in here.server.sessions:
                     session.close()
         finally:
