@@ -234,8 +234,13 @@ class Feeder:
         self._writer.close()
 
 
-def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
-    """Return a session that starts fast and listens on loopback only."""
+def local_spark(
+    scratch: Path, cores: int = 2, *, log_level: str = "ERROR", **more: str
+) -> SparkSession:
+    """Return a session that starts fast and listens on loopback only.
+
+    *more* are settings, with underscores for dots.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     (scratch / "modules").mkdir(parents=True, exist_ok=True)
@@ -254,6 +259,7 @@ def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        **{name.replace("_", "."): value for name, value in more.items()},
     }
     if (jars := spark_jars("spark-kafka", "spark-jdbc")) is not None:
         settings["spark.jars"] = jars
@@ -261,7 +267,7 @@ def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel(log_level)
     return session
 
 
