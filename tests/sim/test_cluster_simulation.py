@@ -104,7 +104,7 @@ def _miss_a_batch(patch: pytest.MonkeyPatch) -> None:
     replay = _Journal._replay
 
     async def skipping(journal: _Journal, batches: Any) -> int:
-        taken = [batch for batch in batches if batch.base_offset != 7]
+        taken = [batch for batch in batches if batch.base_offset % 5 != 3]
         return await replay(journal, taken)
 
     patch.setattr(_Journal, "_replay", skipping)
