@@ -736,7 +736,7 @@ class History:
             host.take(journal)
             host.stop(journal)
             host.flush(journal)
-        return is_busy
+        return is_busy or line.has_requests
 
 
 @contextmanager
