@@ -211,17 +211,18 @@ class ReplyGate:
 class FencedGate(ReplyGate):
     """Holds what memory alone says, too: another node may lead the log by now, unnoticed.
 
-    Such an answer waits for a write of the log that is taken behind it. If that one comes through,
-    nobody else has led before. What was appended for the group before it lies in that write or an
-    earlier one, so there is no offset to wait for.
+    Such an answer waits for a write of the log that is taken behind it: if that one comes through,
+    nobody else has led before. It may be a check alone, which passes what is yet to be written. So
+    the answer waits for its offset, too, once it is confirmed.
     """
 
     def __init__(self, released: Callable[[Any], None], next_write: Callable[[], int]) -> None:
         """Make it; *next_write* has another write taken, and returns its number."""
         super().__init__(released)
         self._next_write = next_write
-        # By the number of the write; nothing of them was appended.
-        self._unconfirmed: deque[tuple[int, Parked]] = deque()
+        # By the number of the write, with the offset; nothing of them was appended. Those that are
+        # confirmed are the early ones.
+        self._unconfirmed: deque[tuple[int, int, Parked]] = deque()
         self.told_offset = -1
 
     def __len__(self) -> int:
@@ -231,10 +232,9 @@ class FencedGate(ReplyGate):
     def park(
         self, until_offset: int, deadline_ms: int, token: Token, answer: Any, member: Any
     ) -> None:
-        """Hold *answer* until the next write has come through, whatever *until_offset* is."""
-        assert until_offset >= 0
+        """Hold *answer* until the next write has come through, and what *until_offset* tells."""
         parked = (_NOTHING, deadline_ms, token, answer, member)
-        self._unconfirmed.append((self._next_write(), parked))
+        self._unconfirmed.append((self._next_write(), until_offset, parked))
 
     def advance(self, committed_offset: int) -> None:
         """Send what was appended up to *committed_offset*."""
@@ -242,10 +242,14 @@ class FencedGate(ReplyGate):
         self.told_offset = -1
 
     def confirm(self, write: int) -> None:
-        """Send what waited for *write* or an earlier one."""
+        """Send what waited for *write* or an earlier one, unless it shows what isn't kept yet."""
         unconfirmed = self._unconfirmed
         while unconfirmed and unconfirmed[0][0] <= write:
-            self._release(unconfirmed.popleft()[1])
+            _, until_offset, parked = unconfirmed.popleft()
+            if until_offset <= self.committed_offset:
+                self._release(parked)
+            else:
+                heapq.heappush(self._early, (until_offset, next(self._numbers), parked))
 
     def renew(self, leader_epoch: int) -> None:
         """Let what waits leave under another epoch of the same leader; lower ones are refused."""
@@ -256,18 +260,21 @@ class FencedGate(ReplyGate):
 
         for at, parked in enumerate(self._queue):
             self._queue[at] = renewed(parked)
-        for at, (write, parked) in enumerate(self._unconfirmed):
-            self._unconfirmed[at] = write, renewed(parked)
+        for waiting in (self._unconfirmed, self._early):
+            for at, (first, second, parked) in enumerate(waiting):
+                waiting[at] = first, second, renewed(parked)
 
     def give_up(self, now_ms: int | None = None) -> list[Parked]:
         """Remove what waited past its deadline, or with None everything; return it in order."""
+        early, self._early = sorted(self._early), []
+        unconfirmed, self._unconfirmed = self._unconfirmed, deque()
         late = super().give_up(now_ms)
-        waiting, self._unconfirmed = self._unconfirmed, deque()
-        for write, parked in waiting:
-            if now_ms is None or parked[1] <= now_ms:
-                late.append(parked)
-            else:
-                self._unconfirmed.append((write, parked))
+        for waiting, kept in ((early, self._early), (unconfirmed, self._unconfirmed)):
+            for one in waiting:
+                if now_ms is None or one[2][1] <= now_ms:
+                    late.append(one[2])
+                else:
+                    kept.append(one)
         return late
 
 

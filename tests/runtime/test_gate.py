@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from coordinator.runtime.calls import Token
-from coordinator.runtime.shard import ReplyGate
+from coordinator.runtime.shard import FencedGate, ReplyGate
 
 LATER_MS = 10_000
 
@@ -23,8 +23,9 @@ class Named:
         raise AssertionError
 
     def renew(self, prepared: Any, leader_epoch: int) -> Any:
-        """Nobody asks for that: there is one epoch."""
-        raise AssertionError
+        """Say in which epoch it leaves."""
+        self.name = f"{self.name} in epoch {leader_epoch}"
+        return f"answer to {self.name}"
 
     def send(self, prepared: Any) -> None:
         """Note that it left, behind the word to its member."""
@@ -166,3 +167,29 @@ def test_every_reply_leaves_exactly_once(steps: list[tuple[str, int, int]]) -> N
     gate.gate.advance(1_000)
 
     assert sorted(map(str, [*gate.released, *given_up])) == sorted(map(str, wanted))
+
+
+def test_what_is_confirmed_waits_for_what_it_shows() -> None:
+    """The check of the fence is quicker than the flush that it overtakes."""
+    released: list[object] = []
+    gate = FencedGate(released.append, iter(range(1, 9)).__next__)
+
+    def park(name: str, until: int, deadline_ms: int = LATER_MS) -> None:
+        gate.park(
+            until, deadline_ms, Named(name, released), f"answer to {name}", f"member of {name}"
+        )
+
+    park("past", 3)
+    park("future", 7)
+    park("later", 9, deadline_ms=10)
+    gate.advance(5)
+    assert released == []
+    gate.confirm(3)
+    assert released == ["past"]
+    assert len(gate) == 2
+    assert [parked[2].name for parked in gate.give_up(10)] == ["later"]  # type: ignore[attr-defined]  # of a `Named`
+    gate.advance(6)
+    gate.advance(7)
+
+    assert released == ["past", "future"]
+    assert not len(gate)

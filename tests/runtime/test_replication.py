@@ -1,6 +1,7 @@
 """Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
 
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -12,7 +13,7 @@ import trio.lowlevel
 from trio.testing import MockClock
 
 from coordinator.cluster import entries
-from coordinator.cluster.engine import Suspended
+from coordinator.cluster.engine import Reply, Request, SetLeader, Suspended
 from coordinator.cluster.journal import Role
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
@@ -274,16 +275,26 @@ async def test_an_operator_moves_a_journal_and_hears_when_it_is_done(
         assert new.serves("g")
 
 
-async def test_a_move_that_comes_to_nothing_is_told(autojump_clock: MockClock) -> None:
+async def test_a_move_that_comes_to_nothing_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The operator must not go on to the next step."""
     async with cluster() as here:
         old = here.leader_of("g")
+        submit = old.line.submit
+
+        def lose(request: Request, done: Callable[[Reply], None]) -> None:
+            if isinstance(request, SetLeader):
+                old.contact = Contact.CUT_OFF
+            submit(request, done)
+
+        monkeypatch.setattr(old.line, "submit", lose)
         new = next(host for host in here.hosts.values() if host is not old)
         client = old.connect()
         journal = old.node.shard_of("g").partition % JOURNALS
         sent = client.send(MoveJournalRequest(journal, new.number))
-        await until(lambda: old.node.shard_of("g").refusal() is not None)
-        old.contact = Contact.CUT_OFF  # What was asked of the ensemble is lost.
+        await until(lambda: old.contact is Contact.CUT_OFF)
+        monkeypatch.undo()
         await trio.sleep(1)
         old.contact = Contact.FINE
         await until(lambda: sent in client.answers())
@@ -388,6 +399,29 @@ async def test_a_node_that_hears_nothing_never_answers_with_the_past(
 
         assert [group.error for group in answer.groups] == [ErrorCode.NOT_COORDINATOR]
         assert old.told("journal.deposed")
+
+
+async def test_a_read_shows_nothing_that_is_yet_to_be_written(autojump_clock: MockClock) -> None:
+    """A check that the node still leads passes a flush on its way, and what gathers behind it."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        a, b = old.connect(), old.connect()
+        assert await error_of(a, commit(0)) == 0
+        await trio.sleep(0.5)
+        a.send(commit(1))
+        for _ in range(3):  # Until its flush is on its way.
+            await trio.lowlevel.checkpoint()
+        second = b.send(commit(2))
+        read = a.send(FETCH)
+        await until(lambda: read in a.answers())
+        here.kill(old)
+        here.end_session(old)
+        new = await here.new_leader_of("g", old)
+        answer: Any = a.answers()[read].response
+
+        assert second in b.answers()
+        assert answer.groups[0].topics[0].partitions[0].offset == 2
+        assert await fetched(new.connect()) == 2
 
 
 async def test_what_waits_is_answered_in_the_epoch_of_a_new_session(
