@@ -138,6 +138,8 @@ class Entry:
         self, account: Account, connection: Connection, secret: str | None = None
     ) -> Viewer:
         def is_known() -> bool:
+            if account.way == "password" and not self._is_ready():
+                return True  # Else nobody would have a password.
             now = self.now()
             if secret is None:
                 return account.holds(now.wall_ms)
@@ -149,7 +151,7 @@ class Entry:
 
         way = account.way if secret is None else "cookie"
         access = self._access(account.principal, connection.peer)
-        return Viewer(account.principal, way, access, is_known)
+        return Viewer(account.principal, way, access, is_known, self._is_ready)
 
     def _access(self, principal: str, host: str) -> Access:
         key = (principal, host)

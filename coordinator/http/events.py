@@ -14,7 +14,9 @@ has passed. What it tells has no number, as the next one says all of it anew.
 
 Whoever doesn't see everything gets frames of his own, of what he sees, which have no number: he
 reads the lists again when he comes back. When rules change his stream ends, as every stream does
-whose viewer is nobody any more, and a browser comes back to what holds now.
+whose viewer is nobody any more, and a browser comes back to what holds now. While rules are loaded
+he is told nothing: he could not come back before that, and of some it isn't known yet what they
+deny.
 """
 
 from collections import deque
@@ -137,11 +139,13 @@ class Follower:
         self.sight = viewer.sight
 
     def may_go_on(self) -> bool:
-        """Say whether it is still to be told; else it is ended."""
+        """Say whether it is to be told now; if its viewer has lost a right, it is ended."""
         if not self.stream.is_open:
             return False
         if not self.viewer.is_known():
             self.stream.end("the log-in behind it has ended")
+        elif not self.viewer.knows_rules:
+            return False  # It ends when they are loaded, and the browser reads what it missed.
         elif self.viewer.sight != self.sight:
             self.stream.end("the rules of access have changed")
         return self.stream.is_open

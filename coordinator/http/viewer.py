@@ -34,6 +34,7 @@ class Viewer:
         way: str = "",
         access: Access | None = None,
         is_known: Callable[[], bool] = lambda: True,
+        are_rules_loaded: Callable[[], bool] = lambda: True,
     ) -> None:
         """Make it.
 
@@ -42,11 +43,18 @@ class Viewer:
             way: How he has shown it.
             access: What he may do; None is everything.
             is_known: Says whether his credential is still in force.
+            are_rules_loaded: Says whether the rules of access are.
         """
         self.principal = principal
         self.way = way
         self.is_known = is_known
         self._access = access
+        self._are_rules_loaded = are_rules_loaded
+
+    @property
+    def knows_rules(self) -> bool:
+        """Whether it is known what may be shown; each load is a change of rules."""
+        return self._access is None or self._access.is_free or self._are_rules_loaded()
 
     @property
     def sees_all(self) -> bool:

@@ -17,6 +17,7 @@ from coordinator.http import login
 from coordinator.http.connection import BODY_BYTES_MAX
 from coordinator.http.entry import Entry
 from coordinator.http.routes import Answer, HttpRequest, Refused, Route
+from coordinator.http.viewer import Viewer
 from coordinator.security.accounts import Account
 from coordinator.server.attempts import ATTEMPTS, Attempts
 from coordinator.server.authorization import Authorizer
@@ -329,6 +330,29 @@ async def test_nobody_is_a_stranger_while_users_are_loaded(autojump_clock: MockC
         assert [(503, "1")] * 3 == [(one.status, one.headers["retry-after"]) for one in said]
         here.is_ready = True
         assert 200 == (await here.ask("Authorization: Bearer t0ken")).status
+
+
+async def test_a_log_in_outlives_another_load_of_users(autojump_clock: MockClock) -> None:
+    """Nobody has a password then; a page that follows events would end its log-in by that."""
+    async with site() as here:
+        connection = here.here.connect(is_tls=True)
+        lines = (await here.log_in(), basic("alice", "secret"))
+        assert here.here.entry is not None
+        viewers = []
+        for name, _, value in (line.partition(": ") for line in lines):
+            found = here.here.entry.viewer({name.lower(): value}, connection)
+            viewers.append(found if isinstance(found, Viewer) else await found())
+        users = dict(here.people.users)
+
+        here.is_ready = False
+        here.people.users.clear()
+        assert [True, True] == [viewer.is_known() for viewer in viewers]
+        assert not any(viewer.knows_rules for viewer in viewers)
+        here.is_ready = True
+        here.people.users.update(users)
+        assert b"User:alice by cookie" == (await here.ask(lines[0], is_tls=True)).body
+        here.people.users.clear()
+        assert [False, False] == [viewer.is_known() for viewer in viewers]
 
 
 async def test_a_certificate_that_has_ended_is_none(autojump_clock: MockClock) -> None:

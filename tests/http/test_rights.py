@@ -34,11 +34,15 @@ class Rights:
 
     def __init__(self, here: Site, *rules: Rule) -> None:
         self.rules = here.w.node.registry.core.rules
-        self.is_known = True
+        self.is_known = self.are_loaded = True
         self.add(*rules)
         authorizer = Authorizer(self.rules, is_on=True, is_registered=lambda _topic: True)
         self.alice = Viewer(
-            ALICE, "token", authorizer.access(ALICE, "192.0.2.1"), lambda: self.is_known
+            ALICE,
+            "token",
+            authorizer.access(ALICE, "192.0.2.1"),
+            lambda: self.is_known,
+            lambda: self.are_loaded,
         )
 
     def add(self, *rules: Rule) -> None:
@@ -286,6 +290,26 @@ async def test_a_stream_ends_when_its_viewer_may_not_go_on(
         for browser in (quiet, busy):
             assert reason == browser.ended_because
             assert [] == browser.of("groups")
+
+
+async def test_a_stream_waits_while_rules_are_loaded(autojump_clock: MockClock) -> None:
+    """A browser could not come back before that, and half of them may show what others deny."""
+    async with site() as here:
+        await two_groups(here)
+        rights = Rights(here, *MINE)
+        browser = await followed(here, rights.alice)
+        rights.are_loaded = False
+        rights.rules.reset()
+        rights.add(sees(GROUP, "other"))
+        for group_id in ("mine", "other"):
+            await here.w.connect().ask(commit(60, topic="mine", group_id=group_id))
+        await trio.sleep(2.5)
+        assert browser.is_open
+        assert [] == browser.of("groups")
+
+        rights.are_loaded = True
+        await trio.sleep(2.5)
+        assert "the rules of access have changed" == browser.ended_because
 
 
 async def test_others_go_on_when_rules_change(autojump_clock: MockClock) -> None:
