@@ -87,8 +87,9 @@ CATALOGUE: Final = (
     _kind(
         "node.ended",
         "warning",
-        "node exit_status retry_in_ms",
-        "It has ended, and is started again; 128 and more: by a signal.",
+        "node exit_status retry_in_ms reason?",
+        "It has ended, and is started again; 128 and more: by a signal. With a `reason` it "
+        "could not even be started.",
     ),
     _kind(
         "node.given_up",

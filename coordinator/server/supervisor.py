@@ -14,7 +14,8 @@ What all of them say comes to one word for the service manager of the supervisor
        |         |
        +---------+---> given up: it was refused, and the next start would find the same
 
-A node that ends is started again, later and later. Its standard input ends with the supervisor,
+A node that has said anything, also that it loads, is ended if nothing more comes for a minute. One
+that ends is started again, later and later. Its standard input ends with the supervisor,
 which it takes for SIGTERM: no node is left behind by a supervisor that was killed. Nodes are
 process groups of their own, so what is typed on a terminal reaches the supervisor alone.
 """
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -48,6 +50,7 @@ CALM_S: Final = 60.0
 WATCHDOG_S: Final = 60.0
 # So much longer than its drain takes at most a node may need to end.
 GRACE_S: Final = 10.0
+_NOT_STARTED: Final = 1
 _KILLED: Final = 128  # What a shell adds to the number of the signal.
 _WORDS_BYTES: Final = 4_096
 _ROOT: Final = Path(__file__).parents[2]
@@ -214,13 +217,18 @@ class Supervisor:
             self._enter(node, _State.READY, now_s)
         if "RELOADING=1" in words and not self._is_stopping:
             self._enter(node, _State.STARTED, now_s)
-        if node.state is _State.READY and not self._is_stopping:
-            node.due_s = now_s + WATCHDOG_S
+        if not self._is_stopping:
+            node.due_s = now_s + WATCHDOG_S  # A load goes on beside the loop that says so.
         self._out += [Report((word,)) for word in words if word.startswith("EXTEND_TIMEOUT_USEC=")]
         return self._done()
 
-    def ended(self, number: int, status: int, now_s: float) -> list[Effect]:
-        """Take note of the end of a process; a signal that killed it is below 0."""
+    def ended(
+        self, number: int, status: int, now_s: float, reason: str | None = None
+    ) -> list[Effect]:
+        """Take note of the end of a process; a signal that killed it is below 0.
+
+        With a *reason* there was none: it could not be started.
+        """
         node = self._nodes[number]
         node.status = _KILLED - status if status < 0 else status
         told: dict[str, Any] = {"node": number, "exit_status": node.status}
@@ -236,6 +244,8 @@ class Supervisor:
             node.failures += 1
             self._enter(node, _State.WAITING, now_s, wait_s)
             told["retry_in_ms"] = round(wait_s * 1000)
+            if reason is not None:
+                told["reason"] = reason
             self._out.append(Tell("node.ended", told))
         return self._done()
 
@@ -244,7 +254,7 @@ class Supervisor:
         self._is_told_ready = False
         for number, node in self._nodes.items():
             if node.state in _RUNS:
-                self._enter(node, _State.STARTED, now_s)
+                self._enter(node, _State.STARTED, now_s, node.due_s - now_s)
                 self._out.append(Send(number, signal.SIGHUP))
         return self._done()
 
@@ -325,10 +335,17 @@ class _Processes:
     async def _run(self, node: int) -> None:
         """Run the process of *node* to its end."""
         path = self.folder / str(node)
-        path.unlink(missing_ok=True)
-        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as ear:
-            await ear.bind(str(path))
-            process = await self._started(node, str(path))
+        with ExitStack() as files:
+            try:
+                path.unlink(missing_ok=True)
+                ear = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
+                files.enter_context(ear)
+                await ear.bind(str(path))
+                process = await self._started(node, str(path))
+            except OSError as exc:  # Too little memory, too many files: the others go on.
+                self.early.pop(node, None)
+                self._ended(node, _NOT_STARTED, str(exc))
+                return
             self.running[node] = process
             log_event("node.started", {"node": node, "pid": process.pid})
             if node in self.early:
@@ -342,7 +359,10 @@ class _Processes:
                     assert process.stdin is not None
                     await process.stdin.aclose()
                 nursery.cancel_scope.cancel()
-        self.do(self.supervisor.ended(node, status, trio.current_time()))
+        self._ended(node, status)
+
+    def _ended(self, node: int, status: int, reason: str | None = None) -> None:
+        self.do(self.supervisor.ended(node, status, trio.current_time(), reason))
 
     async def _started(self, node: int, notify_socket: str) -> trio.Process:
         return await trio.lowlevel.open_process(

@@ -1,12 +1,17 @@
 """What the supervisor of several nodes does about each, with times as arguments."""
 
+import errno
 import math
 import signal
 from collections.abc import Sequence
 
 import pytest
+import structlog
+import trio
+from trio.testing import MockClock
 
 from coordinator.config import ConfigError, load_settings
+from coordinator.server.service_manager import ServiceManager
 from coordinator.server.supervisor import (
     CALM_S,
     RETRY_LAST_S,
@@ -19,6 +24,7 @@ from coordinator.server.supervisor import (
     Supervisor,
     Tell,
     settings_of_nodes,
+    supervise,
 )
 
 READY = ("READY=1", "STATUS=ready")
@@ -79,6 +85,37 @@ def test_a_node_that_was_ready_for_long_has_not_failed_in_a_row() -> None:
     assert told in effects
 
 
+async def test_a_node_that_can_not_be_started_is_tried_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may lack memory for a while: the other nodes must not end by that."""
+    tried: list[float] = []
+    is_over = trio.Event()
+
+    async def no_process(*_command: object, **_settings: object) -> trio.Process:
+        tried.append(trio.current_time())
+        if len(tried) == 3:
+            is_over.set()
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", no_process)
+    with structlog.testing.capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervise, {1: ()}, ServiceManager(), lambda: None, 20)
+            await is_over.wait()
+            nursery.cancel_scope.cancel()
+
+    assert [0, 1, 3] == pytest.approx([at - tried[0] for at in tried])
+    assert {
+        "event": "node.ended",
+        "log_level": "warning",
+        "node": 1,
+        "exit_status": 1,
+        "retry_in_ms": 1000,
+        "reason": "[Errno 12] no memory",
+    } == lines[0]
+
+
 def test_a_node_that_is_refused_is_given_up_and_the_others_go_on() -> None:
     """The next start would find the same settings, and the others serve its groups meanwhile."""
     supervisor = running(1, 2)
@@ -107,13 +144,32 @@ def test_an_event_loop_that_hangs_is_ended() -> None:
     assert supervisor.next_due_s() == 30 + WATCHDOG_S
 
 
-def test_a_node_that_loads_needs_no_watchdog_and_asks_for_time() -> None:
-    """A start takes as long as it takes, and systemd waits for it."""
+def test_a_start_that_has_said_nothing_is_waited_for() -> None:
+    """It may wait for a former session's end, and for servers; that has times of its own."""
+    assert running(1, ready=False).next_due_s() == math.inf
+
+
+def test_a_node_that_loads_asks_for_time_as_long_as_its_loop_turns() -> None:
+    """A start takes as long as it takes, and systemd waits for it; one that hangs never ends."""
     supervisor = running(1, ready=False)
     effects = supervisor.heard(1, ("STATUS=loading", "EXTEND_TIMEOUT_USEC=30000000"), 1)
 
     assert effects == [Report(("EXTEND_TIMEOUT_USEC=30000000",))]
-    assert supervisor.next_due_s() == math.inf
+    assert supervisor.next_due_s() == 1 + WATCHDOG_S
+    supervisor.heard(1, ("WATCHDOG=1",), 31)
+    assert supervisor.tick(1 + WATCHDOG_S) == []
+    assert Send(1, signal.SIGKILL) in supervisor.tick(31 + WATCHDOG_S)
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+def test_a_node_that_hangs_while_it_reloads_is_ended(says_so: bool) -> None:
+    """The reload would never be over, and the node never be watched again."""
+    supervisor = running(1)
+    supervisor.reload(5)
+    if says_so:
+        supervisor.heard(1, ("RELOADING=1",), 5)
+
+    assert Send(1, signal.SIGKILL) in supervisor.tick(5 + WATCHDOG_S)
 
 
 def test_a_reload_is_over_when_all_nodes_are_ready_again() -> None:
