@@ -471,13 +471,17 @@ class ReplicatedJournal:
         """Return the batches of one partition from the one that holds *from_offset*.
 
         A generator: it yields requests, is sent their answers, and returns what it has read.
-        *from_offset* is not below `compacted_below`. It ends after the unit with which so many
-        bytes were read, and has one batch at least, if there is one.
+        It ends after the unit with which so many bytes were read, and has one batch at least, if
+        there is one.
 
         Raises:
             LogCorrupt: Damage.
-            LogFailed: It was trimmed meanwhile, or the connection broke: ask again.
+            LogFailed: It was trimmed meanwhile, the connection broke, or this node does not lead
+                any more: ask again.
         """
+        # Whoever asks may have waited: what it saw of this journal then may be over.
+        if not self.is_leading or from_offset < self.compacted_below.get(partition, 0):
+            raise LogFailed(f"offset {from_offset} of partition {partition} is out of reach")
         index, end = self._tail.place_of(partition, from_offset), self._tail.applied
         found: list[Batch] = []
         joiner, read_bytes = log_entries.Joiner(), 0
@@ -1018,6 +1022,7 @@ class ReplicatedJournal:
             self._has_news = False
             self._read_at_ms = self._now_ms
             index, counted = self._tail.applied + 1, len(self._catch_up)
+            had_fence = self._role is Role.TAKING_OVER
             reply = yield ReadEntries(self.number, index, READ_ENTRIES_MAX)
             assert reply is not None
             if reply.value:
@@ -1027,19 +1032,22 @@ class ReplicatedJournal:
             elif self.snapshot.index >= index:
                 yield from self._load()
             elif self._is_hurried:
-                yield from self._look_for_end(index, counted)
+                yield from self._look_for_end(index, counted, had_fence=had_fence)
             else:
                 self._at_end(counted)
                 yield from self._wait_for(index)
                 yield from self._pace()
 
-    def _look_for_end(self, index: int, counted: int) -> Reading:
-        """See that entry *index*, which isn't there, was not trimmed: then this is the end."""
+    def _look_for_end(self, index: int, counted: int, *, had_fence: bool) -> Reading:
+        """See that entry *index*, which isn't there, was not trimmed: then this is the end.
+
+        It is the last leader's end only if this node *had_fence* before it asked for the entry.
+        """
         yield from self._read_snapshot()
         if self.snapshot.index >= index:
             return
         self._at_end(counted)
-        if self._role is Role.TAKING_OVER:
+        if had_fence:
             while self._control is not None:
                 yield Until.NEWS
             if self._role is Role.TAKING_OVER:

@@ -528,7 +528,9 @@ class _Journal:
     @property
     def has_caught_up(self) -> bool:
         """Whether everything was read and replayed, at least once."""
-        return self._journal.is_following and not self._queue
+        # `Leads` may come in the same step: then the shards follow first, and lead in their turn.
+        is_replayed = not any(isinstance(effect, e.Followed) for effect in self._queue)
+        return self._journal.is_following and is_replayed
 
     def follow(self) -> None:
         """Let the shards follow."""

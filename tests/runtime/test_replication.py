@@ -17,10 +17,12 @@ from coordinator.cluster.engine import Reply, Request, SetLeader, Suspended
 from coordinator.cluster.journal import Role
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
+from coordinator.runtime.logs import OutOfReach
 from coordinator.runtime.shard import Status
 from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    CompactLogRequest,
     DeleteTopicsRequest,
     DescribeJournalsRequest,
     FindCoordinatorRequest,
@@ -565,6 +567,65 @@ async def test_changes_of_offsets_are_read_from_the_log(autojump_clock: MockCloc
         found: Any = await ask(client, ReadOffsetChangesRequest(partition, 1, 100))
 
         assert [change.offset for change in found.changes] == [1, 2]
+
+
+async def test_changes_that_are_in_a_snapshot_by_now_are_out_of_reach(
+    autojump_clock: MockClock,
+) -> None:
+    """The snapshot came while the request waited for its turn: who asks is to begin anew."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        shard = node.node.shard_of("g")
+        beside = next(
+            name
+            for name in map("g{}".format, range(100))
+            if node.serves(name) and node.node.shard_of(name) is not shard
+        )
+        for group_id in ("g", beside):
+            assert await error_of(client, commit(1, group_id=group_id)) == 0
+        # Of the log itself the last unit is left, and that is of the other partition.
+        assert await error_of(client, CompactLogRequest()) == 0
+
+        with pytest.raises(OutOfReach):
+            await shard.log.fetch(shard.partition, 0, 1_000)
+        assert list(await shard.log.fetch(shard.partition, 1, 1_000)) == []
+
+
+async def test_a_node_that_was_deposed_reads_no_changes(autojump_clock: MockClock) -> None:
+    """It loads what the log says, and before that there are none: they would be skipped."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        assert await error_of(old.connect(), commit(1)) == 0
+        shard = old.node.shard_of("g")
+        old.contact = Contact.CUT_OFF
+        here.end_session(old)
+        await here.new_leader_of("g", old)
+        old.contact = Contact.FINE
+        await until(lambda: bool(old.told("journal.deposed")))
+
+        with pytest.raises(OutOfReach):
+            await shard.log.fetch(shard.partition, 0, 1_000)
+
+
+async def test_a_node_comes_to_lead_the_topics_while_it_loads_them(
+    autojump_clock: MockClock,
+) -> None:
+    """Its shards follow first; if they were left at that, nobody would serve any group there."""
+    async with cluster(nodes=2) as here:
+        old = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+        new = next(h for h in here.hosts.values() if h is not old)
+        client = old.connect()
+        new.contact = Contact.DEAF
+        for topic in ("t", "u", "v"):  # The first one's entry is trimmed.
+            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
+            assert await error_of(client, made) == 0
+        assert await error_of(client, CompactLogRequest()) == 0
+        await old.node.drain()
+        new.contact = Contact.FINE
+        await until(lambda: new.node.registry.refusal() is None and new.serves("g"))
+
+        assert all(holds(new, topic) for topic in ("t", "u", "v"))
 
 
 async def test_new_data_is_refused_before_the_ensemble_suffers(autojump_clock: MockClock) -> None:

@@ -1,0 +1,64 @@
+"""One journal of a node, step by step: orders of answers that random histories seldom meet."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from coordinator.cluster.effects import Effect, Leads, Send
+from coordinator.cluster.engine import (
+    Code,
+    Leader,
+    ReadEntries,
+    ReadLeader,
+    ReadSnapshot,
+    Reply,
+    Request,
+    Snapshot,
+    WatchEntry,
+)
+from coordinator.cluster.journal import Member, ReplicatedJournal, Role
+
+ME: Final = Member(1, "a", 11)
+OTHER: Final = Leader(5, 2, "b", 22, "00" * 16)
+GIVEN: Final = Leader(6, 1, "a", 11, "11" * 16)
+NOTHING: Final = Reply(Code.OK, ())
+NO_SNAPSHOT: Final = Reply(Code.OK, Snapshot())
+
+
+def sent(effects: Sequence[Effect]) -> Request:
+    """Return the one request that is asked for."""
+    (request,) = [effect.request for effect in effects if isinstance(effect, Send)]
+    return request
+
+
+def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
+    """The former leader may have written after that look, and have handed over behind it."""
+    ids = count()
+    journal = ReplicatedJournal(
+        0,
+        partitions=(0,),
+        new_id=lambda: f"{next(ids):032x}",
+        session_timeout_ms=6_000,
+        follow_interval_ms=50,
+    )
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))
+    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+    watch = sent(journal.replied(entries, NOTHING, 0))
+    assert watch == WatchEntry(0, 1)
+    journal.replied(watch, Reply(Code.MISSING), 0)
+    # Two looks are on their way: at the end, for another journal's sake, and at the leader.
+    entries = sent(journal.catch_up(1, 100))
+    look = sent(journal.fired(ReadLeader(0), 100))
+    snapshot = sent(journal.replied(entries, NOTHING, 100))
+    assert snapshot == ReadSnapshot(0)
+    journal.replied(look, Reply(Code.OK, GIVEN, 8), 100)
+    assert journal.role is Role.TAKING_OVER
+    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 100))
+    assert isinstance(entries, ReadEntries)
+    assert journal.role is Role.TAKING_OVER
+    assert journal.caught_up == 1
+    snapshot = sent(journal.replied(entries, NOTHING, 100))
+    led = journal.replied(snapshot, NO_SNAPSHOT, 100)
+
+    assert [effect for effect in led if isinstance(effect, Leads)] == [Leads(0, GIVEN.epoch)]
