@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coordinator.cluster.engine import Request
+from coordinator.log.errors import LogError
 from coordinator.log.format import Batch
 
 
@@ -163,17 +164,12 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The process must end: *reason* is for the operator.
+    """The process must end with *error*.
 
-    Attributes:
-        journal: -1 if it is about the node.
-        exit_status: 65: the log ends before what was applied, or is damaged. 70: a bug. 78: it
-            needs a newer release, or rights.
+    It is LogCorrupt if the log ends before what was applied, or is damaged.
     """
 
-    journal: int
-    reason: str
-    exit_status: int
+    error: LogError
 
 
 Effect = (

@@ -5,6 +5,7 @@ from typing import Final
 from coordinator.log.errors import LogError, LogRefused
 
 EXIT_UNREACHABLE: Final = 69
+EXIT_BUG: Final = 70
 
 
 class ClusterRefused(LogRefused):
@@ -15,3 +16,9 @@ class EnsembleUnreachable(LogError):
     """No server of the ensemble answers, or the connection was lost."""
 
     exit_status = EXIT_UNREACHABLE
+
+
+class LogBroken(LogError):
+    """The log is not as this code leaves it: a bug, here or in what keeps it."""
+
+    exit_status = EXIT_BUG

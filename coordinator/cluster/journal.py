@@ -81,16 +81,13 @@ from coordinator.cluster.engine import (
     Trim,
     WatchEntry,
 )
+from coordinator.cluster.errors import ClusterRefused, LogBroken
 from coordinator.cluster.follower import SnapshotReader, Tail
 from coordinator.log.errors import BatchTooLarge, LogCorrupt, LogError, LogFailed
 from coordinator.log.format import BATCH_BYTES_MAX, HEADER_BYTES, Batch, Flush, encode_batch
 
 # So long a connection may be away before anyone is told.
 PAUSE_MS: Final = 1_000
-
-EXIT_LOST_DATA: Final = 65
-EXIT_BUG: Final = 70
-EXIT_REFUSED: Final = 78
 
 
 class Member(NamedTuple):
@@ -601,11 +598,11 @@ class ReplicatedJournal:
         self._waiting[id(request)] = (request, handler)
         self._out.append(Send(request))
 
-    def _fail(self, reason: str, exit_status: int) -> None:
+    def _fail(self, reason: str, kind: type[LogError]) -> None:
         self._role = Role.FAILED
         self._waiting.clear()
         self._control = self._reader = None
-        self._out.append(Failed(self.number, f"journal {self.number}: {reason}", exit_status))
+        self._out.append(Failed(kind(f"journal {self.number}: {reason}")))
 
     def _refused(self, request: Request, reply: Reply) -> None:
         if isinstance(request, RemoveChunks | Trim | ListChunks):
@@ -613,7 +610,7 @@ class ReplicatedJournal:
             self._end_snapshot()
             self._drop_chore()
         else:
-            self._fail(str(reply.value), EXIT_REFUSED)
+            self._fail(str(reply.value), ClusterRefused)
 
     # --- the control --------------------------------------------------------------------
 
@@ -665,7 +662,7 @@ class ReplicatedJournal:
             reply = yield ReadLeader(self.number)
             leader, version = reply.value, reply.version
             if reply.code is not Code.OK or version < max(self._version, self._fence):
-                self._fail("what is known of its leader is gone: data was lost", EXIT_LOST_DATA)
+                self._fail("what is known of its leader is gone: data was lost", LogCorrupt)
                 return
             self.leader, self._version = leader, version
             self.led_since_ms = reply.changed_ms
@@ -712,11 +709,11 @@ class ReplicatedJournal:
             except LogError:
                 crc32 = None
             if checksum is not None and crc32 != checksum:
-                self._fail(f"entry {applied} is another one: data was lost", EXIT_LOST_DATA)
+                self._fail(f"entry {applied} is another one: data was lost", LogCorrupt)
             return
         reply = yield ReadSnapshot(self.number)
         if reply.value.index < applied:
-            self._fail(f"the log ends before entry {applied}: data was lost", EXIT_LOST_DATA)
+            self._fail(f"the log ends before entry {applied}: data was lost", LogCorrupt)
 
     def _term_of(self, member: Member, epoch: int, *, is_moved: bool = False) -> Leader:
         node, run, session = member
@@ -909,7 +906,7 @@ class ReplicatedJournal:
                 self._look_at_leader()
             case _:
                 text = f"entry {unit.index + unit.sent - 1} is missing: {reply.code.name}"
-                self._fail(text, EXIT_BUG)
+                self._fail(text, LogBroken)
 
     def _begin_look(self, unit: _Unit, entries: int) -> None:
         """Look at what is there: the fence held, so it can only be an earlier try of ours."""
@@ -921,14 +918,14 @@ class ReplicatedJournal:
                 self._append_request = None
                 self._is_in_log(unit, entries)
             elif reply.value != expected[: len(reply.value)]:
-                self._fail(f"entry {index} is another one", EXIT_BUG)
+                self._fail(f"entry {index} is another one", LogBroken)
             else:
                 self._ask(ReadSnapshot(self.number), looked_for_trim)
 
         def looked_for_trim(_: Request, reply: Reply) -> None:
             # A successor may have trimmed it since.
             if reply.value.index < index:
-                self._fail(f"entry {index} was there, and is gone", EXIT_BUG)
+                self._fail(f"entry {index} was there, and is gone", LogBroken)
                 return
             self._append_request = None
             self._is_in_log(unit, entries)
@@ -986,7 +983,7 @@ class ReplicatedJournal:
                 self._reader = None
             return
         except LogError as exc:
-            self._fail(str(exc), exc.exit_status)
+            self._fail(str(exc), type(exc))
             return
         if isinstance(request, Until):
             self._reader_until = request

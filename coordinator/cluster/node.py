@@ -48,7 +48,8 @@ from coordinator.cluster.engine import (
     Suspended,
     WatchEntry,
 )
-from coordinator.cluster.journal import EXIT_REFUSED, Member, ReplicatedJournal, Role
+from coordinator.cluster.errors import ClusterRefused
+from coordinator.cluster.journal import Member, ReplicatedJournal, Role
 from coordinator.cluster.plan import plan, rank
 from coordinator.log.format import NODE_PARTITION
 
@@ -508,7 +509,7 @@ class ClusterNode:
         self._out.append(Send(request))
 
     def _fail(self, reason: str) -> None:
-        self._out.append(Failed(-1, reason, EXIT_REFUSED))
+        self._out.append(Failed(ClusterRefused(reason)))
 
     def _work_at(self, at_ms: int) -> None:
         self._work_at_ms = min(at_ms, self._work_at_ms or at_ms)

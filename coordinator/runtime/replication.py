@@ -29,7 +29,7 @@ ends by itself.
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import outcome
 import trio
@@ -39,14 +39,7 @@ from coordinator.cluster.engine import Engine, Event, Registration, Reply, Reque
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import ClusterNode
 from coordinator.group.core import Now
-from coordinator.log.errors import (
-    EXIT_CORRUPT,
-    EXIT_REFUSED,
-    LogCorrupt,
-    LogError,
-    LogFailed,
-    LogRefused,
-)
+from coordinator.log.errors import LogError, LogFailed
 from coordinator.log.format import Batch, Flush
 from coordinator.runtime.coordination import Endpoints, Leader, NotLed, Peer
 from coordinator.runtime.environment import Done, Environment
@@ -68,18 +61,6 @@ _IS_AWAY: Final = (
 )
 
 Runner = ShardRunner[Any]
-
-
-class LogBroken(LogError):
-    """The log is not as this code leaves it: a bug, here or in what keeps it."""
-
-    exit_status: ClassVar[int] = 70
-
-
-_ERROR_OF_STATUS: Final[dict[int, type[LogError]]] = {
-    EXIT_CORRUPT: LogCorrupt,
-    EXIT_REFUSED: LogRefused,
-}
 
 
 class ReplicatedLog:
@@ -351,9 +332,8 @@ class Replication:
                 self._node.purged_changed()
             case e.SnapshotEnded():
                 self._snapshotter.ended()
-            case e.Failed():
-                error = _ERROR_OF_STATUS.get(effect.exit_status, LogBroken)
-                self._fail(error(effect.reason))
+            case e.Failed(error):
+                self._fail(error)
             case _:
                 self._of_journal[effect.journal].do(effect, self._node, self._now())
 

@@ -298,7 +298,7 @@ class Host:
         require(not left, "handed over before all was written")
 
     def _failed(self, effect: fx.Failed) -> None:
-        raise Violation(f"node {self.number} gives up: {effect.reason}")
+        raise Violation(f"node {self.number} gives up: {effect.error}")
 
     # --- what may happen ----------------------------------------------------------------
 
