@@ -120,7 +120,7 @@ LAYERS = {
     ),
     # The way from a folder into it, and back.
     "coordinator.cluster.move_in": Layer(ours=FROM_FOLDERS),
-    "coordinator.cluster.move_out": Layer(ours=FROM_FOLDERS | names("coordinator.cluster.move_in")),
+    "coordinator.cluster.move_out": Layer(ours=FROM_FOLDERS),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),

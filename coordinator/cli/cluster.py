@@ -23,7 +23,8 @@ from coordinator.cli.grammar import PROGRAM, Commands
 from coordinator.cli.log_dump import complaining
 from coordinator.cli.output import Output, end, note, prints
 from coordinator.cluster.errors import ClusterRefused
-from coordinator.cluster.founding import Layout, Place, find_or_found, prepare
+from coordinator.cluster.founding import Place, find_or_found, prepare
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.move_in import may_begin, move_in
 from coordinator.cluster.move_out import move_out
 from coordinator.cluster.zookeeper import Access, Visit, access_of

@@ -21,6 +21,7 @@ from kazoo.hosts import collect_hosts
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import TRANSACTION_BYTES_MAX
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.znodes import (
     Check,
     Children,
@@ -48,13 +49,6 @@ _READ_BYTES: Final = 65_536
 _MAKES_AT_ONCE: Final = 200
 # No znode ever has it: what asks for it fails, once all the rest was looked at.
 _NO_VERSION: Final = 2**31 - 1
-
-
-class Layout(NamedTuple):
-    """What is fixed when a cluster is made."""
-
-    num_partitions: int
-    journals: int
 
 
 class Found(NamedTuple):

@@ -21,7 +21,8 @@ from coordinator.cluster.engine import (
     Snapshot,
 )
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
-from coordinator.cluster.founding import Layout, Place
+from coordinator.cluster.founding import Place
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.snapshots import write_chunks
 from coordinator.cluster.zookeeper import Visit
 from coordinator.log.compaction import batches_of
@@ -93,11 +94,11 @@ def move_in(
     compact_stopped(journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms)
     place.clear()
     # Users who are none see their salts for ever: one that changes gives them away.
-    place.begin(Layout(meta.num_partitions, journals), journal.key.secret)
+    layout = Layout(meta.num_partitions, journals)
+    place.begin(layout, journal.key.secret)
     size_bytes = 0
     for number in range(journals):
-        share = Share(number, journals, meta.num_partitions)
-        snapshot = _write(journal, visit, share, new_id())
+        snapshot = _write(journal, visit, layout, number, new_id())
         size_bytes += snapshot.size_bytes
         if size_bytes > state_max_bytes:
             raise ClusterRefused(
@@ -106,7 +107,7 @@ def move_in(
             )
         leader = Leader(journal.leader_epoch, NO_LEADER, "", 0, new_id())
         _check(visit.ask(Install(number, 0, snapshot, 0)), place)
-        _check(visit.ask(SetLeader(number, 0, leader, share.offsets_partitions, ())), place)
+        _check(visit.ask(SetLeader(number, 0, leader, layout.partitions_of(number), ())), place)
     write_whole(journal.directory, MOVED_NAME, _mark(meta.cluster_id, place))
     there = place.finish(meta.cluster_id)
     if there != meta.cluster_id:
@@ -114,41 +115,25 @@ def move_in(
     return Moved(there, size_bytes)
 
 
-class Share(NamedTuple):
-    """Which partitions lie in one journal of a cluster."""
-
-    number: int
-    journals: int
-    num_partitions: int
-
-    @property
-    def offsets_partitions(self) -> tuple[int, ...]:
-        """All but the node's own, which lies in journal 0."""
-        return tuple(range(self.number, self.num_partitions, self.journals))
-
-    def has(self, partition: int) -> bool:
-        """Return whether *partition* lies in it."""
-        number = 0 if partition == NODE_PARTITION else partition % self.journals
-        return number == self.number
-
-
-def _write(journal: Journal, visit: Visit, share: Share, name: str) -> Snapshot:
+def _write(journal: Journal, visit: Visit, layout: Layout, number: int, name: str) -> Snapshot:
+    """Write what lies in journal *number*."""
     try:
-        written = visit.run(write_chunks(share.number, name, _batches(journal, share)))
+        written = visit.run(write_chunks(number, name, _batches(journal, layout, number)))
     except LogFailed as exc:
         raise EnsembleUnreachable(str(exc)) from exc
-    partitions = (*range(journal.meta.num_partitions), NODE_PARTITION)
-    ends = {p: journal.end_offset(p) for p in partitions if share.has(p)}
-    below = {p: offset for p, offset in journal.compacted_below.items() if share.has(p)}
+    partitions = (*range(layout.num_partitions), NODE_PARTITION)
+    ends = {p: journal.end_offset(p) for p in partitions if layout.journal_of(p) == number}
+    known = journal.compacted_below.items()
+    below = {p: offset for p, offset in known if layout.journal_of(p) == number}
     return replace(written, ends={p: end for p, end in ends.items() if end}, compacted_below=below)
 
 
-def _batches(journal: Journal, share: Share) -> Iterator[bytes]:
-    """Yield the batches of a share as a cluster keeps them: not found by where they were."""
+def _batches(journal: Journal, layout: Layout, number: int) -> Iterator[bytes]:
+    """Yield the batches of a journal as a cluster keeps them: not found by where they were."""
     # Just compacted: there is nothing in the newest segment.
     for segment in journal.manifest.segments[:-1]:
-        for raw, packed in batches_of(journal.directory, segment, journal.meta.num_partitions):
-            if share.has(raw.partition):
+        for raw, packed in batches_of(journal.directory, segment, layout.num_partitions):
+            if layout.journal_of(raw.partition) == number:
                 fields = (raw.partition, raw.leader_epoch, raw.base_offset, 0, raw.timestamp_ms, 0)
                 yield b"".join(encode_batch(fields, packed))
 

@@ -6,13 +6,13 @@ it, as a compaction would have left it: offsets, generations and positions in th
 stay what they are, and its epoch is higher than that of any leader.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from coordinator.cluster.engine import NO_LEADER, Code, Leader, ReadLeader, Reply, SetLeader
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
-from coordinator.cluster.founding import Layout, Place
-from coordinator.cluster.move_in import Share
+from coordinator.cluster.founding import Place
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.snapshots import Fold, Source, read_all
 from coordinator.cluster.zookeeper import Visit
 from coordinator.log.directory import Directory
@@ -66,22 +66,22 @@ def move_out(
     place.check_layout(layout)
     key = FlushKey(place.secret())
     check_is_new(directory)
-    shares = [Share(n, layout.journals, layout.num_partitions) for n in range(layout.journals)]
-    epoch = max([_freeze(visit, place, share, new_id()) for share in shares])
+    journals = range(layout.journals)
+    epoch = max([_freeze(visit, place, layout, number, new_id()) for number in journals])
     meta = Meta(FORMAT, cluster_id, node_id, layout.num_partitions, epoch, key)
     folder = NewFolder(directory, meta, segment_bytes=segment_bytes)
     try:
-        size_bytes = _write(visit, shares, key, folder)
+        size_bytes = _write(visit, journals, key, folder)
     except BaseException:
         folder.undo()
         raise
     return MovedOut(cluster_id, size_bytes, epoch)
 
 
-def _freeze(visit: Visit, place: Place, share: Share, claim: str) -> int:
+def _freeze(visit: Visit, place: Place, layout: Layout, number: int, claim: str) -> int:
     """Have nobody lead a journal any more; return its epoch from then on."""
     while True:
-        read = visit.ask(ReadLeader(share.number))
+        read = visit.ask(ReadLeader(number))
         if read.code is not Code.OK:
             raise _refused(read, place)
         leader: Leader | None = read.value
@@ -89,8 +89,8 @@ def _freeze(visit: Visit, place: Place, share: Share, claim: str) -> int:
             return leader.epoch
         epoch = 1 if leader is None else leader.epoch + 1
         frozen = Leader(epoch, NO_LEADER, "", 0, claim, is_frozen=True)
-        partitions = share.offsets_partitions
-        reply = visit.ask(SetLeader(share.number, read.version, frozen, partitions, ()))
+        partitions = layout.partitions_of(number)
+        reply = visit.ask(SetLeader(number, read.version, frozen, partitions, ()))
         if reply.code not in {Code.OK, Code.FENCED}:
             raise _refused(reply, place)
 
@@ -101,15 +101,15 @@ def _refused(reply: Reply, place: Place) -> LogError:
     return ClusterRefused(f"{place} can't be written: {reply.code.name} {reply.value or ''}")
 
 
-def _write(visit: Visit, shares: Sequence[Share], key: FlushKey, folder: NewFolder) -> int:
+def _write(visit: Visit, journals: Iterable[int], key: FlushKey, folder: NewFolder) -> int:
     """Write all journals, one after the other; return how many bytes of batches that is."""
     ends: dict[int, int] = {}
     below: dict[int, int] = {}
     size_bytes = 0
-    for share in shares:
+    for number in journals:
         source = Source()
         try:
-            visit.run(read_all(share.number, source))
+            visit.run(read_all(number, source))
         except LogFailed as exc:
             raise EnsembleUnreachable(str(exc)) from exc
         fold = Fold(source)

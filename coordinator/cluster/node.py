@@ -50,8 +50,8 @@ from coordinator.cluster.engine import (
 )
 from coordinator.cluster.errors import ClusterRefused
 from coordinator.cluster.journal import Member, ReplicatedJournal, Role
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.plan import plan, rank
-from coordinator.log.format import NODE_PARTITION
 
 # The next node in the row claims so much later, and the same one tries again after that.
 CLAIM_AFTER_MS: Final = 1_000
@@ -90,16 +90,17 @@ class ClusterNode:
         Args:
             registration: Of this node, not ready yet.
             num_partitions: Offsets partitions of the cluster.
-            journals: How many there are; partition p lies in journal p modulo that.
+            journals: How many there are.
             new_id: Returns 32 random hex digits.
             session_timeout_ms: As the engine was asked for.
             follow_interval_ms: How often a journal is read at most that another node leads.
             keep_bytes: So much of each log is kept for who follows the changes of offsets.
         """
+        self._layout = layout = Layout(num_partitions, journals)
         self.journals: Sequence[ReplicatedJournal] = [
             ReplicatedJournal(
                 number,
-                partitions=tuple(range(number, num_partitions, journals)),
+                partitions=layout.partitions_of(number),
                 new_id=new_id,
                 session_timeout_ms=session_timeout_ms,
                 follow_interval_ms=follow_interval_ms,
@@ -158,7 +159,7 @@ class ClusterNode:
 
     def journal_of(self, partition: int) -> ReplicatedJournal:
         """Return the journal in which *partition* lies."""
-        return self.journals[0 if partition == NODE_PARTITION else partition % len(self.journals)]
+        return self.journals[self._layout.journal_of(partition)]
 
     def leader_of(self, partition: int) -> tuple[Leader, Registration] | None:
         """Return who leads an offsets partition, None while nobody who is there does."""

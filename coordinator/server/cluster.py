@@ -13,7 +13,8 @@ import structlog
 from coordinator.cluster import snapshot_child
 from coordinator.cluster.engine import Registration, Snapshot
 from coordinator.cluster.entries import FORMATS
-from coordinator.cluster.founding import Layout, find_or_found
+from coordinator.cluster.founding import find_or_found
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
 from coordinator.config import Address, Settings

@@ -45,7 +45,8 @@ from coordinator.cluster.engine import (
     WatchEntry,
     WriteChunk,
 )
-from coordinator.cluster.founding import Layout, find_or_found
+from coordinator.cluster.founding import find_or_found
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.zookeeper import Access, ZooKeeper
 from tests.integration.ensemble import Wire, wires
 

@@ -20,7 +20,8 @@ from bench.peers import missing
 from bench.processes import free_port
 from coordinator.cluster import znodes
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
-from coordinator.cluster.founding import SECRET_BYTES, Found, Layout, find_or_found
+from coordinator.cluster.founding import SECRET_BYTES, Found, find_or_found
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
