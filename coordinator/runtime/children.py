@@ -1,4 +1,4 @@
-"""Starts the processes that compute for the daemon, and listens to them; see `log.child`."""
+"""Starts programs of ours; listens to those that compute for the daemon, see `log.child`."""
 
 import json
 import os
@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.log import child
-
 # What is kept of the child's complaints: the end of a traceback.
 _STDERR_BYTES: Final = 4_096
 _REASON_CHARS: Final = 1_000  # It is put into answers and events.
-_ROOT: Final = Path(child.__file__).parents[2]
+_ROOT: Final = Path(__file__).parents[2]
 
 
 class CompactionFailed(Exception):
@@ -29,6 +27,21 @@ class CompactionFailed(Exception):
     def __init__(self, reason: str, *, is_damage: bool = False) -> None:
         super().__init__(reason[:_REASON_CHARS])
         self.is_damage = is_damage
+
+
+async def open_program(module: str, *words: str, **options: Any) -> trio.Process:
+    """Start ``python -m module words``; its standard input ends with us.
+
+    It finds the same code as ours, wherever we were started. *options* are those of
+    `trio.lowlevel.open_process`; what its ``env`` has comes beside what is in ours.
+
+    Raises:
+        OSError: It can't be started.
+    """
+    python_path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": python_path, **options.pop("env", {})}
+    command = [sys.executable, "-P", "-m", module, *words]
+    return await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, env=env, **options)
 
 
 def _unheard(_progress: object) -> None:
@@ -46,17 +59,7 @@ async def run_child(module: str, job: bytes, report: Callable[[Any], None] = _un
     # Started by a thread of trio's, which ends when it has been idle for a while: so no
     # PR_SET_PDEATHSIG, which looks at the thread. The child's standard input ends with us.
     try:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # The child finds the same code as ours, wherever we were started.
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)]),
-            },
-        )
+        process = await open_program(module, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as exc:
         raise CompactionFailed(f"the compaction process can't be started: {exc}") from exc
     try:

@@ -21,10 +21,7 @@ process groups of their own, so what is typed on a terminal reaches the supervis
 """
 
 import math
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -37,6 +34,7 @@ import trio
 
 from coordinator.config import Address, ConfigError, Settings
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
+from coordinator.runtime.children import open_program
 from coordinator.server.service_manager import ServiceManager
 from coordinator.server.terminal import log_event
 
@@ -53,7 +51,6 @@ GRACE_S: Final = 10.0
 _NOT_STARTED: Final = 1
 _KILLED: Final = 128  # What a shell adds to the number of the signal.
 _WORDS_BYTES: Final = 4_096
-_ROOT: Final = Path(__file__).parents[2]
 
 
 # --- what each node is set to --------------------------------------------------------------
@@ -365,14 +362,11 @@ class _Processes:
         self.do(self.supervisor.ended(node, status, trio.current_time(), reason))
 
     async def _started(self, node: int, notify_socket: str) -> trio.Process:
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", "coordinator", *self.commands[node]],
-            stdin=subprocess.PIPE,
+        return await open_program(
+            "coordinator",
+            *self.commands[node],
             process_group=0,
-            # The node finds the same code as ours, wherever we were started.
             env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)]),
                 "NOTIFY_SOCKET": notify_socket,
                 "WATCHDOG_USEC": str(round(WATCHDOG_S * 1e6)),
             },
