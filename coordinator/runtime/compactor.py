@@ -342,20 +342,16 @@ def _dirty_percent(journal: Journal) -> float:
     return 100 * dirty_bytes / max(1, clean_bytes + dirty_bytes)
 
 
-class ChildProcess:
-    """Starts one child per job, on the folder at *path*."""
+async def compact_in_child(path: Path, job: Job, report: Callable[[Progress], None]) -> Compacted:
+    """Do *job* in a process of its own, which is killed if this is cancelled.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    See `coordinator.log.compact_child`.
 
-    async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
-        """Do *job*; the child is killed if this is cancelled.
-
-        Raises:
-            CompactionFailed: It ended without a result.
-        """
-        line = compact_child.encode_job(str(self._path), job)
-        done = await run_child(
-            compact_child.__name__, line, lambda progress: report(Progress(*progress))
-        )
-        return compact_child.decode_result(done)
+    Raises:
+        CompactionFailed: It ended without a result.
+    """
+    line = compact_child.encode_job(str(path), job)
+    done = await run_child(
+        compact_child.__name__, line, lambda progress: report(Progress(*progress))
+    )
+    return compact_child.decode_result(done)

@@ -33,7 +33,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.format import SECRET_BYTES
 from coordinator.log.journal import Journal
-from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
+from coordinator.runtime.compactor import Compaction, RunChild, compact_in_child
 from coordinator.runtime.coordination import Coordination, EmbeddedCoordination, Leader
 from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
@@ -251,7 +251,8 @@ class FolderLogs:
         )
         for name, details in journal.recovery_events:
             log_event(name, details)
-        self.store = make_folder(settings, journal, environment, ChildProcess(data_dir).run)
+        run_child = partial(compact_in_child, data_dir)
+        self.store = make_folder(settings, journal, environment, run_child)
         leader = Leader(settings.node_id, endpoints, journal.leader_epoch)
         self.coordination = EmbeddedCoordination(leader)
         self.secret = journal.key.secret

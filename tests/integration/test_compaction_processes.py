@@ -21,7 +21,7 @@ from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from coordinator.log.swap import plan
 from coordinator.runtime.children import CompactionFailed
-from coordinator.runtime.compactor import ChildProcess
+from coordinator.runtime.compactor import compact_in_child
 from protocol.group_ids import offsets_partition
 from protocol.messages import (
     GroupFetch,
@@ -316,7 +316,7 @@ def job_of(journal: Journal) -> Job:
 def outcome(path: Path, job: Job) -> CompactionFailed:
     """Run a child that comes to nothing."""
     with pytest.raises(CompactionFailed) as failure:
-        trio.run(ChildProcess(path).run, job, lambda _: None)
+        trio.run(compact_in_child, path, job, lambda _: None)
     return failure.value
 
 
