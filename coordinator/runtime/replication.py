@@ -29,6 +29,7 @@ ends by itself.
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import outcome
@@ -355,8 +356,9 @@ class Replication:
         """Have confirmed what waits for that."""
         if self._round_end_is_wanted:
             self._round_end_is_wanted = False
-            for journal in self.machine.journals:
-                self.do(journal.end_round())
+            # All at once: behind what is done, every journal's deadline is looked at.
+            ended = [journal.end_round() for journal in self.machine.journals]
+            self.do(chain.from_iterable(ended))
 
     # --- deleted topics -----------------------------------------------------------------
 
