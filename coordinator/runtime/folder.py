@@ -19,6 +19,7 @@ class Folder:
     Attributes:
         logs: This one; likewise ``replays``.
         is_fenced: It is not: a lock keeps others away.
+        end_round: None: nothing is done then.
         health: See `Store`; likewise ``cluster_id``, ``num_partitions``, ``refuses``,
             ``is_exhausted`` and ``alarm_bytes``.
         append_packed: See `Journal`; likewise ``end_offset``, ``take_flush``, ``load``,
@@ -40,6 +41,7 @@ class Folder:
         self.logs: Sequence[Log] = (self,)
         self.replays: Sequence[ReplayLog] = (self,)
         self.is_fenced = False
+        self.end_round = None
         self.cluster_id = journal.meta.cluster_id
         self.num_partitions = journal.meta.num_partitions
         self.append_packed = journal.append_packed  # Called for every decision: bound once.
@@ -141,10 +143,6 @@ class Folder:
 
     def _spare_bytes(self, reserve_bytes: int) -> int:
         return self._segment_bytes if reserve_bytes else 0
-
-    @property
-    def end_round(self) -> None:
-        """Nothing is done at the end of a round."""
 
     def purged(self, log: int) -> int:  # noqa: ARG002 - there is one
         """Return up to which version of the registry it has no offsets of deleted topics."""

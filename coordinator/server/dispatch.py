@@ -235,13 +235,14 @@ class Dispatcher:
         if isinstance(partition, tuple):
             return find_coordinator_error(key, *partition)
         leader = self._coordination.leader_of(partition)
-        # By another listener he may not get in, or not by what he knows.
-        if leader is None or listener >= len(leader.endpoints):
+        if leader is None:
             message = f"offsets partition {partition} has no leader"
-            if leader is not None:
-                message = f"node {leader.node_id}, which leads it, has no listener like this one"
             return find_coordinator_error(key, _E.COORDINATOR_NOT_AVAILABLE, message)
         node_id, endpoints, epoch = leader
+        # By another listener he may not get in, or not by what he knows.
+        if listener >= len(endpoints):
+            message = f"node {node_id}, which leads it, has no listener like this one"
+            return find_coordinator_error(key, _E.COORDINATOR_NOT_AVAILABLE, message)
         host, port = endpoints[listener]
         return m.CoordinatorOfGroup(key, _E.NONE, None, node_id, host, port, partition, epoch)
 

@@ -210,11 +210,11 @@ class Supervisor:
         node = self._nodes[number]
         if node.state not in _RUNS:
             return []
-        if "READY=1" in words and not self._is_stopping:
-            self._enter(node, _State.READY, now_s)
-        if "RELOADING=1" in words and not self._is_stopping:
-            self._enter(node, _State.STARTED, now_s)
         if not self._is_stopping:
+            if "READY=1" in words:
+                self._enter(node, _State.READY, now_s)
+            if "RELOADING=1" in words:
+                self._enter(node, _State.STARTED, now_s)
             node.due_s = now_s + WATCHDOG_S  # A load goes on beside the loop that says so.
         self._out += [Report((word,)) for word in words if word.startswith("EXTEND_TIMEOUT_USEC=")]
         return self._done()
