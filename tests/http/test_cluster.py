@@ -47,7 +47,7 @@ async def test_a_group_that_another_node_leads_is_refused_with_its_address(
     async with cluster() as here:
         leader = here.leader_of("g")
         await ask(leader.connect(), commit(7))
-        other = next(host for host in here.hosts.values() if host is not leader)
+        other = here.other_than(leader)
 
         assert await asker(leader).group("g", lambda core: "g" in core.groups, EVERYBODY)
         with pytest.raises(Refused, match=f"node {leader.number}, at {leader.name}:9310, shows it"):
@@ -58,7 +58,7 @@ async def test_while_nobody_leads_a_group_that_is_said(autojump_clock: MockClock
     """It passes within seconds."""
     async with cluster() as here:
         leader = here.leader_of("g")
-        other = next(host for host in here.hosts.values() if host is not leader)
+        other = here.other_than(leader)
         other.contact = Contact.CUT_OFF
         here.kill(leader)
         here.end_session(leader)

@@ -93,6 +93,19 @@ async def error_of(client: Client, request: Any) -> int:
     return error
 
 
+async def register(registrar: Host, *topics: str, partitions: int = 2) -> None:
+    """Register topics, each with so many partitions, at the node that decides about them."""
+    for topic in topics:
+        request = RegisterTopicsRequest((TopicRegistration(topic, partitions, None),), False)
+        assert await error_of(registrar.connect(), request) == 0
+
+
+def group_led_elsewhere(here: Cluster, node: Host) -> str:
+    """Return a group that another node leads."""
+    names = map("g{}".format, range(100))
+    return next(name for name in names if here.leader_of(name) is not node)
+
+
 async def fetched(client: Client) -> int:
     """Return the committed offset of the group's partition."""
     answer: Any = await ask(client, FETCH)
@@ -118,7 +131,7 @@ async def test_every_journal_has_one_leader_and_all_others_follow(
             await ask(host.connect(), FindCoordinatorRequest(0, ("g",)))
             for host in here.hosts.values()
         ]
-        elsewhere = next(host for host in here.hosts.values() if host is not leader)
+        elsewhere = here.other_than(leader)
 
         assert sorted(map(len, led)) == [PARTITIONS // JOURNALS] * 3
         assert {found.host for answer in answers for found in answer.coordinators} == {leader.name}
@@ -132,7 +145,7 @@ async def test_who_follows_names_no_epoch(autojump_clock: MockClock) -> None:
         old = here.leader_of("g")
         client = old.connect()
         assert await error_of(client, commit(1)) == 0
-        other = next(host for host in here.hosts.values() if host is not old)
+        other = here.other_than(old)
         move(old, other)
         await here.new_leader_of("g", old)
         sent = client.send(commit(2))
@@ -232,7 +245,7 @@ async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: Mock
         member_id, generation = await become_member(old.connect())
         assert await error_of(old.connect(), commit_of(member_id, generation, 7)) == 0
         held = old.node.shard_of("g").core.hard_state()
-        move(old, other := next(host for host in here.hosts.values() if host is not old))
+        move(old, other := here.other_than(old))
         await until(lambda: other.serves("g"))
         resting = old.node.shard_of("g")
         assert resting.status is Status.FOLLOWING
@@ -256,7 +269,7 @@ async def test_an_operator_moves_a_journal_and_hears_when_it_is_done(
     """Before a machine is worked on; whoever moves all of them does so one after the other."""
     async with cluster() as here:
         old = here.leader_of("g")
-        new = next(host for host in here.hosts.values() if host is not old)
+        new = here.other_than(old)
         journal = old.node.shard_of("g").partition % JOURNALS
         asked = MoveJournalRequest(journal, new.number)
         answers: list[Any] = [
@@ -291,7 +304,7 @@ async def test_a_move_that_comes_to_nothing_is_told(
             submit(request, done)
 
         monkeypatch.setattr(old.line, "submit", lose)
-        new = next(host for host in here.hosts.values() if host is not old)
+        new = here.other_than(old)
         client = old.connect()
         journal = old.node.shard_of("g").partition % JOURNALS
         sent = client.send(MoveJournalRequest(journal, new.number))
@@ -534,22 +547,16 @@ async def test_what_every_node_is_told_of_topics_reaches_the_groups_of_all(
 ) -> None:
     """One node decides about topics, and the groups of the others look at what it decided."""
     async with cluster() as here:
-        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-        group_id = next(
-            name
-            for name in (f"g{number}" for number in range(100))
-            if here.leader_of(name) is not registrar
-        )
+        registrar = here.registrar
+        group_id = group_led_elsewhere(here, registrar)
         client = here.leader_of(group_id).connect()
-        topic = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
-        assert await error_of(registrar.connect(), topic) == 0
+        await register(registrar, "t")
         await trio.sleep(0.2)
         assert await error_of(client, commit(1, 2, group_id=group_id)) == 0
         found: Any = await ask(client, commit(1, 2, group_id=group_id))
         assert found.topics[0].partitions[0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         member_id, generation = await become_member(client, group_id)
-        more = RegisterTopicsRequest((TopicRegistration("t", 3, None),), False)
-        assert await error_of(registrar.connect(), more) == 0
+        await register(registrar, "t", partitions=3)
         await trio.sleep(0.2)
 
         beaten = await error_of(client, beat(member_id, generation, group_id))
@@ -613,14 +620,11 @@ async def test_a_node_comes_to_lead_the_topics_while_it_loads_them(
 ) -> None:
     """Its shards follow first; if they were left at that, nobody would serve any group there."""
     async with cluster(nodes=2) as here:
-        old = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-        new = next(h for h in here.hosts.values() if h is not old)
-        client = old.connect()
+        old = here.registrar
+        new = here.other_than(old)
         new.contact = Contact.DEAF
-        for topic in ("t", "u", "v"):  # The first one's entry is trimmed.
-            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
-            assert await error_of(client, made) == 0
-        assert await error_of(client, CompactLogRequest()) == 0
+        await register(old, "t", "u", "v")  # The first one's entry is trimmed.
+        assert await error_of(old.connect(), CompactLogRequest()) == 0
         await old.node.drain()
         new.contact = Contact.FINE
         await until(lambda: new.node.registry.refusal() is None and new.serves("g"))
@@ -658,8 +662,7 @@ def purged(here: Cluster, journal: int) -> bytes:
 
 async def delete(here: Cluster, topic: str) -> None:
     """Delete a topic, at the node that decides about them."""
-    registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-    answer: Any = await ask(registrar.connect(), DeleteTopicsRequest((topic,)))
+    answer: Any = await ask(here.registrar.connect(), DeleteTopicsRequest((topic,)))
     assert [found.error for found in answer.topics] == [0]
 
 
@@ -668,10 +671,7 @@ async def test_a_deleted_topic_is_forgotten_once_no_journal_has_offsets_of_it(
 ) -> None:
     """Each leader says so of its own journals, and the one of the topics forgets it."""
     async with cluster() as here:
-        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-        for topic in ("t", "u"):
-            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
-            assert await error_of(registrar.connect(), made) == 0
+        await register(here.registrar, "t", "u")
         await trio.sleep(0.2)
         for number in range(12):
             group_id = f"g{number}"
@@ -690,14 +690,9 @@ async def test_a_deleted_topic_waits_for_a_journal_that_nobody_leads(
 ) -> None:
     """Forgotten and made anew it would inherit the offsets that are left there."""
     async with cluster() as here:
-        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-        group_id = next(
-            name
-            for name in (f"g{number}" for number in range(100))
-            if here.leader_of(name) is not registrar
-        )
-        made = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
-        assert await error_of(registrar.connect(), made) == 0
+        registrar = here.registrar
+        group_id = group_led_elsewhere(here, registrar)
+        await register(registrar, "t")
         await trio.sleep(0.2)
         node = here.leader_of(group_id)
         assert await error_of(node.connect(), commit(7, group_id=group_id)) == 0
@@ -716,12 +711,10 @@ async def test_nothing_is_said_to_be_removed_before_that_is_in_the_log(
 ) -> None:
     """The node may end in between: the next leader would never look for it."""
     async with cluster(nodes=2) as here:
-        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
-        for topic in ("t", "busy"):
-            made = RegisterTopicsRequest((TopicRegistration(topic, 2, None),), False)
-            assert await error_of(registrar.connect(), made) == 0
-        node = next(host for host in here.hosts.values() if host is not registrar)
-        group_id = next(n for n in map("g{}".format, range(100)) if here.leader_of(n) is node)
+        registrar = here.registrar
+        await register(registrar, "t", "busy")
+        node = here.other_than(registrar)
+        group_id = group_led_elsewhere(here, registrar)
         journal = node.node.shard_of(group_id).partition % JOURNALS
         await trio.sleep(0.2)
         assert await error_of(node.connect(), commit(7, group_id=group_id)) == 0

@@ -104,7 +104,7 @@ async def test_a_follower_that_missed_what_was_trimmed_loads_the_snapshot(
     """It was away for longer than the log is kept."""
     async with cluster(EVERY, "cluster.session.timeout.ms=6000") as here:
         node = here.leader_of("g")
-        away = next(host for host in here.hosts.values() if host is not node)
+        away = here.other_than(node)
         away.contact = Contact.CUT_OFF
         await commit_often(node.connect(), 16)
         await snapshot_of(node)
@@ -167,7 +167,7 @@ async def test_damage_is_not_looked_at_again_until_another_node_leads(
         await trio.sleep(20)
         assert [told["retry_in_ms"] for told in node.told("compaction.failed")] == [-1]
         assert "compaction" in node.node.health.problems
-        other = next(host for host in here.hosts.values() if host is not node)
+        other = here.other_than(node)
         move(node, other)
         await snapshot_of(other)
 
@@ -180,7 +180,7 @@ async def test_a_child_of_a_leader_that_is_none_any_more_comes_to_nothing(
     """The next leader removes what it finds, and makes its own."""
     async with cluster(EVERY, nodes=2) as here:
         node = here.leader_of("g")
-        other = next(host for host in here.hosts.values() if host is not node)
+        other = here.other_than(node)
         node.child.pause_s = 1.0
         await commit_often(node.connect(), 16)
         await until(lambda: bool(node.told("compaction.started")))

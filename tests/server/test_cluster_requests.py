@@ -45,13 +45,12 @@ class Surroundings:
     @property
     def owner(self) -> Host:
         """The node that leads what is the cluster's own."""
-        (host,) = [host for host in self.hosts if host.node.registry.status is Status.ACTIVE]
-        return host
+        return self.cluster.registrar
 
     @property
     def follower(self) -> Host:
         """Another node."""
-        return next(host for host in self.hosts if host is not self.owner)
+        return self.cluster.other_than(self.owner)
 
     def connect(
         self, addresses: list[str] | None = None, **options: Any
@@ -182,7 +181,7 @@ async def test_a_list_of_what_a_node_does_not_lead_is_refused(autojump_clock: Mo
     """Else groups would be missing in it, and nobody could tell."""
     async with surroundings() as here:
         leader = here.cluster.leader_of("a")
-        other = next(host for host in here.hosts if host is not leader)
+        other = here.cluster.other_than(leader)
         partition = leader.node.shard_of("a").partition
         for request in (
             m.ListGroupsRequest((), (), (partition,)),

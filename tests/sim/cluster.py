@@ -257,6 +257,16 @@ class Cluster:
         (host,) = [host for host in self.hosts.values() if host.serves(group_id)]
         return host
 
+    @property
+    def registrar(self) -> Host:
+        """The node that decides about topics, and all else that is the cluster's own."""
+        (host,) = [h for h in self.hosts.values() if h.node.registry.refusal() is None]
+        return host
+
+    def other_than(self, host: Host) -> Host:
+        """Return another node."""
+        return next(other for other in self.hosts.values() if other is not host)
+
     async def new_leader_of(self, group_id: str, old: Host) -> Host:
         """Wait until another node than *old* serves a group, and return it."""
         others = [host for host in self.hosts.values() if host is not old]
