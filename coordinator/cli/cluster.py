@@ -10,18 +10,17 @@ from click.core import ParameterSource
 
 from coordinator.cli.cluster_status import COLUMNS, Status, from_nodes, from_zookeeper, row_of, show
 from coordinator.cli.common import (
-    EXIT_DRY_RUN,
     AskFailed,
     Change,
     Coordinator,
-    DryRun,
     asks,
     asks_to_change,
+    changes,
 )
 from coordinator.cli.config import loaded, settings_from
 from coordinator.cli.grammar import PROGRAM, Commands
 from coordinator.cli.log_dump import complaining
-from coordinator.cli.output import Output, end, note, prints
+from coordinator.cli.output import Output, end, note
 from coordinator.cluster.errors import ClusterRefused
 from coordinator.cluster.founding import Place, find_or_found, prepare
 from coordinator.cluster.layout import Layout
@@ -64,6 +63,14 @@ def _access(settings: Settings) -> Access:
         end(f"{PROGRAM}: {exc}", EXIT_REFUSED)
 
 
+def _layout(settings: Settings) -> Layout:
+    return Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
+
+
 @cluster.command(
     examples={
         "An empty one; its first node would make it, too:": "cluster init "
@@ -90,7 +97,7 @@ def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ..
         if data_dir is None:
             found = find_or_found(
                 access,
-                Layout(settings.offsets_topic_num_partitions, settings.cluster_journals),
+                _layout(settings),
                 cluster_id=settings.cluster_id,
                 new_cluster_id=new_cluster_id,
                 patience_s=PATIENCE_S,
@@ -103,15 +110,6 @@ def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ..
         _tell_unknown(prepare(access, patience_s=PATIENCE_S))
         with Visit(access, patience_s=PATIENCE_S) as visit:
             _init_from(data_dir, meta, settings, visit, Place(visit, access))
-
-
-def _cluster_in(place: Place, layout: Layout) -> str:
-    """Return the id of the cluster there."""
-    cluster_id = place.cluster_id()
-    if cluster_id is None:
-        raise ClusterRefused(f"{place} holds no cluster")
-    place.check_layout(layout)
-    return cluster_id
 
 
 def _tell_unknown(unknown: dict[str, str]) -> None:
@@ -154,7 +152,7 @@ def _init_from(data_dir: Path, meta: Meta, settings: Settings, visit: Visit, pla
             drop_before_ms=time.time_ns() // 1_000_000 - settings.log_cleaner_delete_retention_ms,
             segment_bytes=settings.offsets_topic_segment_bytes,
             state_max_bytes=settings.cluster_state_max_bytes,
-            new_id=lambda: secrets.token_hex(16),
+            new_id=_new_id,
         )
         clean = True
     finally:
@@ -182,16 +180,14 @@ def _no_new_folder() -> str:
     type=click.Path(file_okay=False, path_type=Path),
     help="An empty folder, or one that isn't there.",
 )
-@click.option(
-    "--yes",
-    "-y",
-    is_flag=True,
-    help="Do it without asking. Without it, and without a terminal, it is a dry run.",
-)
 @settings_from
-@prints
+@changes
 def export(
-    output: Output, data_dir: Path, yes: bool, toml_path: Path | None, overrides: tuple[str, ...]
+    _output: Output,
+    change: Change,
+    data_dir: Path,
+    toml_path: Path | None,
+    overrides: tuple[str, ...],
 ) -> None:
     """Freeze the cluster for good, and write what it has into a folder.
 
@@ -201,15 +197,11 @@ def export(
     """
     settings = loaded((), toml_path, overrides)
     access = _access(settings)
-    layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
     with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
         place = Place(visit, access)
         seen = _read(visit, place, settings)
-        try:
-            question = f"Freeze the cluster, and write it into {data_dir}?"
-            Change(output, yes=yes).confirm(question, COLUMNS, list(map(row_of, seen.journals)))
-        except DryRun as exc:
-            end(str(exc), EXIT_DRY_RUN)
+        question = f"Freeze the cluster, and write it into {data_dir}?"
+        change.confirm(question, COLUMNS, list(map(row_of, seen.journals)))
         directory = OsDirectory(data_dir)
         directory.lock()
         try:
@@ -217,10 +209,10 @@ def export(
                 visit,
                 place,
                 directory,
-                layout=layout,
+                layout=_layout(settings),
                 node_id=settings.node_id,
                 segment_bytes=settings.offsets_topic_segment_bytes,
-                new_id=lambda: secrets.token_hex(16),
+                new_id=_new_id,
             )
         except BaseException:
             directory.undo()
@@ -271,9 +263,12 @@ def status(
 
 def _read(visit: Visit, place: Place, settings: Settings) -> Status:
     """Return the cluster as it stands in ZooKeeper. Raises ClusterRefused, EnsembleUnreachable."""
-    layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
-    cluster_id = _cluster_in(place, layout)
-    return from_zookeeper(visit, cluster_id, layout.journals, settings.cluster_state_max_bytes)
+    cluster_id = place.cluster_id()
+    if cluster_id is None:
+        raise ClusterRefused(f"{place} holds no cluster")
+    place.check_layout(_layout(settings))
+    journals, limit = settings.cluster_journals, settings.cluster_state_max_bytes
+    return from_zookeeper(visit, cluster_id, journals, limit)
 
 
 def _is_given(name: str) -> bool:

@@ -11,6 +11,7 @@ A command that changes something is a function under `asks_to_change`. It gets a
 takes ``--yes``, and calls ``change.confirm(question, columns, rows)`` with what it is about to do.
 That returns only if it is to be done. On a terminal the rows are shown, and the question is asked;
 elsewhere the rows are the result of a dry run, which ends with status 3.
+One that asks no coordinator is under `changes`.
 
 What is shown again and again with ``--watch`` is under `may_watch`, and printed by `show`.
 
@@ -633,7 +634,7 @@ class Change:
             failed: Some of what was asked for can't be done, which has been told.
 
         Raises:
-            DryRun: It isn't. `asks_to_change` ends the command.
+            DryRun: It isn't. `changes` ends the command.
         """
         if self._yes or not rows:
             return
@@ -707,8 +708,6 @@ def asks(
             end(str(exc), EXIT_UNREACHABLE)
         except AskFailed as exc:
             end(str(exc), EXIT_SOME_FAILED)
-        except DryRun as exc:
-            end(str(exc), EXIT_SOME_FAILED if exc.failed else EXIT_DRY_RUN)
         if failed:
             sys.exit(EXIT_SOME_FAILED)
 
@@ -717,15 +716,24 @@ def asks(
 
 def asks_to_change(command: Callable[..., bool | None]) -> Callable[..., None]:
     """Give *command* a `Coordinator`, an `Output` and a `Change`; otherwise it is as `asks`."""
+    return changes(command, asks)
+
+
+def changes(
+    command: Callable[..., bool | None],
+    gives: Callable[[Callable[..., bool | None]], Callable[..., None]] = prints,
+) -> Callable[..., None]:
+    """Take ``--yes``, and give *command* a `Change` behind what *gives* does, an `Output` last."""
 
     @functools.wraps(command)
-    def changing(
-        coordinator: Coordinator, output: Output, *arguments: Any, yes: bool, **options: Any
-    ) -> bool | None:
-        return command(coordinator, output, Change(output, yes=yes), *arguments, **options)
+    def changing(*given: Any, yes: bool, **options: Any) -> bool | None:
+        try:
+            return command(*given, Change(given[-1], yes=yes), **options)
+        except DryRun as exc:
+            end(str(exc), EXIT_SOME_FAILED if exc.failed else EXIT_DRY_RUN)
 
     help_text = "Do it without asking. Without it, and without a terminal, it is a dry run."
-    return click.option("--yes", "-y", is_flag=True, help=help_text)(asks(changing))
+    return click.option("--yes", "-y", is_flag=True, help=help_text)(gives(changing))
 
 
 def may_watch(command: F) -> F:
