@@ -5,8 +5,8 @@ word on who leads; who can reach the one need not reach the other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from coordinator.cli.common import AskFailed, Coordinator
 from coordinator.cli.grammar import PROGRAM
@@ -101,17 +101,16 @@ def from_nodes(coordinator: Coordinator) -> Status:
     mine: m.DescribeJournalsResponse = coordinator.ask(m.DescribeJournalsRequest())
     status = Status(told.cluster_id, [], [], mine.state_bytes, mine.state_bytes_limit)
     ready = {one.node_id: one.is_ready for one in told.nodes}
-    software = coordinator.ask_nodes(m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
     answers: dict[int, m.DescribeJournalsResponse] = {}
-    asked = coordinator.ask_nodes(m.DescribeJournalsRequest())
-    for (number, address), answer in sorted(asked.items(), key=lambda item: item[0]):
+    for (number, address), link in sorted(coordinator.nodes().items(), key=lambda item: item[0]):
+        answer = link.ask(m.DescribeJournalsRequest())
         if isinstance(answer, AskFailed):
             who = f"Node {number}" if number in ready else str(address)
             status.problems.append(f"{who} doesn't answer: {answer}")
             if number in ready:
                 status.nodes.append(Node(number, str(address), ready[number]))
             continue
-        hello = software.get((number, address))
+        hello = link.ask(m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         status.nodes.append(
             Node(
                 answer.node_id,
@@ -258,7 +257,7 @@ def show(status: Status, output: Output) -> bool:
     for problem in status.problems:
         note(problem)
     if output.form == JSON:
-        output.json(_everything(status))
+        output.json(asdict(status))
         return bool(status.problems)
     size = ""
     if status.state_bytes is not None:
@@ -298,12 +297,3 @@ def row_of(journal: Journal) -> Sequence[object]:
         journal.snapshot_entry,
         journal.snapshot_bytes,
     )
-
-
-def _everything(status: Status) -> dict[str, Any]:
-    def fields(one: Any) -> dict[str, Any]:
-        return {name: getattr(one, name) for name in one.__slots__}
-
-    lists = {"nodes", "journals"}
-    plain = {name: value for name, value in fields(status).items() if name not in lists}
-    return plain | {name: [fields(one) for one in getattr(status, name)] for name in sorted(lists)}

@@ -162,7 +162,7 @@ class Coordinator:
         self._known = tuple(addresses)  # The first one that is there is asked.
         self._timeout_s = timeout_s
         self._config = config
-        self._link_to: dict[Address, _Link] = {}
+        self._link_to: dict[Address, Link] = {}
         self._coordinators: dict[Key, _Place] = {}
 
     def __enter__(self) -> Self:
@@ -222,11 +222,10 @@ class Coordinator:
                 failure = exc  # Somebody else has begun to lead: all over again.
         raise failure
 
-    def ask_nodes(self, request: Request) -> dict[tuple[int, Address], Any]:
-        """Return what each node answers that is there, or that was to be asked.
+    def nodes(self) -> dict[tuple[int, Address], "Link"]:
+        """Return the nodes that are there, or that were to be asked; each is asked by itself.
 
-        In the place of an answer there may be an `AskFailed`. Who doesn't answer, and of whom
-        nobody knows by now, has the id -1.
+        Who doesn't answer, and of whom nobody knows by now, has the id -1.
 
         Raises:
             As `ask`.
@@ -240,7 +239,7 @@ class Coordinator:
             link.ask(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
             if link.node_id not in ids:
                 links[link.node_id, address] = link
-        return {where: link.ask(request) for where, link in links.items()}
+        return links
 
     def _ask_leaders(self, request: Request) -> list[Any]:
         found = self.ask(m.FindCoordinatorRequest(m.KEY_TYPE_PARTITION, ())).coordinators
@@ -263,7 +262,7 @@ class Coordinator:
         self, requests: Sequence[Request], numbers: Iterable[int]
     ) -> dict[int, Response | AskFailed]:
         """Return the answers by the number of their request, of those that have these."""
-        of_link: dict[_Link, list[int]] = {}
+        of_link: dict[Link, list[int]] = {}
         for number in numbers:
             key = key_of(requests[number])
             place = None if key is None else self._coordinators.get(key)
@@ -309,20 +308,20 @@ class Coordinator:
                     found += asked[key]
         return found
 
-    def _link(self, node_id: int, address: Address) -> "_Link":
+    def _link(self, node_id: int, address: Address) -> "Link":
         """Return the connection to a node, which may be known by another address than its own."""
         for link in self._link_to.values():
             if link.node_id == node_id:
                 return link
         return self._link_at(address)
 
-    def _link_at(self, address: Address) -> "_Link":
+    def _link_at(self, address: Address) -> "Link":
         link = self._link_to.get(address)
         if link is None:
-            link = self._link_to[address] = _Link(address, self._timeout_s, self._config)
+            link = self._link_to[address] = Link(address, self._timeout_s, self._config)
         return link
 
-    def _any_link(self) -> "_Link":
+    def _any_link(self) -> "Link":
         """Return a connection to the first node that is there.
 
         Raises:
@@ -362,7 +361,7 @@ def _pages(ask: Callable[[Request], Any], request: Request) -> Iterator[Any]:
         request = structs.replace(request, cursor=cursor)
 
 
-class _Link:
+class Link:
     """A connection to one node, made when it is wanted.
 
     Attributes:

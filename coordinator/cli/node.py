@@ -68,10 +68,10 @@ def _show(answer: m.DescribeNodeResponse, output: Output) -> None:
 
 
 def _show_all(coordinator: Coordinator, output: Output) -> NoReturn:
-    answers = coordinator.ask_nodes(m.DescribeNodeRequest())
     rows: list[tuple[object, ...]] = []
     shown: list[dict[str, object]] = []
-    for (node_id, address), answer in answers.items():
+    for (node_id, address), link in coordinator.nodes().items():
+        answer = link.ask(m.DescribeNodeRequest())
         where = {"node_id": None if node_id < 0 else node_id, "address": str(address)}
         if isinstance(answer, AskFailed):
             note(f"{address}: {answer}")
