@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
 import trio
-from msgspec import structs
 
 from client.backoff import RetrySettings
 from client.connection import Connection, ConnectionLost
@@ -30,7 +29,7 @@ from client.exceptions import (
 from client.outages import Outages, in_words, one_line, refusals_of
 from client.security import Security
 from protocol.connection import ResponseEvent
-from protocol.coordinators import Key, key_of, of_partition
+from protocol.coordinators import Key, about_partitions, key_of, next_page, of_partition
 from protocol.errors import ErrorCode, Remedy, error_name
 from protocol.messages import (
     APIS,
@@ -294,9 +293,7 @@ class Router:
                 partitions = tuple(number for number in led if number not in done)
                 if led and not partitions:
                     continue
-                asked = request
-                if partitions and "offsets_partitions" in request.__struct_fields__:
-                    asked = structs.replace(request, offsets_partitions=partitions)
+                asked = about_partitions(request, partitions) if partitions else request
                 attempt = _Call(asked, None, False, 0, ATTEMPT_MS_MAX, deadline_s, address)
                 pages = await self._pages(attempt, kind)
                 if pages is None:
@@ -331,19 +328,19 @@ class Router:
     async def _pages(self, call: _Call, kind: type[R]) -> list[R] | None:
         """Return all pages of what one node answers; None if another try may help."""
         pages: list[R] = []
+        request: Request | None = call.request
         try:
-            while True:
+            while request is not None:
+                call.request = request
                 reply = await self._attempt(call)
                 if reply is None:
                     return None
                 assert isinstance(reply.response, kind)
                 pages.append(reply.response)
-                cursor: bytes = getattr(reply.response, "cursor", b"")
-                if not cursor:
-                    return pages
-                call.request = structs.replace(call.request, cursor=cursor)
+                request = next_page(request, reply.response)
         finally:
             self._outages.gone(call)
+        return pages
 
     def deadline_s(self, timeout_ms: float | None) -> float:
         """Return when *timeout_ms* from now is, by trio's clock; None: the request timeout."""

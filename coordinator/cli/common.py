@@ -43,7 +43,6 @@ from itertools import islice
 from typing import Any, Final, Self, TypeVar
 
 import click
-from msgspec import structs
 
 from coordinator.cli.grammar import PROGRAM, refuses
 from coordinator.cli.output import (
@@ -62,7 +61,7 @@ from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.consumer import decode_assignment
-from protocol.coordinators import Key, key_of
+from protocol.coordinators import Key, about_partitions, key_of, next_page
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import GROUP_ID_BYTES_MAX, name_error
@@ -252,10 +251,7 @@ class Coordinator:
             return list(_pages(self.ask, request))
         answers: list[Any] = []
         for place, partitions in led.items():
-            asked = request
-            if "offsets_partitions" in request.__struct_fields__:
-                asked = structs.replace(request, offsets_partitions=tuple(partitions))
-            answers += _pages(self._link(*place).ask, asked)
+            answers += _pages(self._link(*place).ask, about_partitions(request, partitions))
         return answers
 
     def _exchange_all(
@@ -350,15 +346,13 @@ def _place(one: m.CoordinatorOfGroup | m.ClusterNode) -> _Place:
 
 def _pages(ask: Callable[[Request], Any], request: Request) -> Iterator[Any]:
     """Yield the answer to *request*, all pages of it."""
-    while True:
-        answer = ask(request)
+    page: Request | None = request
+    while page is not None:
+        answer = ask(page)
         if isinstance(answer, AskFailed):
             raise answer
         yield answer
-        cursor = getattr(answer, "cursor", b"")
-        if not cursor:
-            return
-        request = structs.replace(request, cursor=cursor)
+        page = next_page(page, answer)
 
 
 class Link:
