@@ -96,18 +96,20 @@ class OffsetWatch(Paged):
         yield from self._feed.events()
 
     async def _ask(self, request: m.Request) -> object:
-        answers: list[m.Response]
+        answers: Sequence[m.Response]
         if isinstance(request, m.DescribeNodeRequest):
-            answers = [*await self._router.ask_leaders(request, m.DescribeNodeResponse)]
+            answers = await self._router.ask_leaders(request, m.DescribeNodeResponse)
+            answer: object = answers
         else:
             answers = [(await self._router.call(request)).response]
+            answer = answers[0]
         if self._router.cluster_id != self._cluster_id:
             raise RetriableError("another cluster's coordinator answers")
-        for answer in answers:
-            code = error_of(request, answer)
+        for one in answers:
+            code = error_of(request, one)
             if code is not None and code not in _FINE:
                 raise refusal(f"offsets can't be watched: {code_text(code)}", code)
-        return answers if isinstance(request, m.DescribeNodeRequest) else answers[0]
+        return answer
 
     def _go_on(self, answer: object) -> list[OffsetEvent]:
         """Return the events that come before the next request, which is kept."""

@@ -415,10 +415,10 @@ class Router:
         failed = {name: place for place, name in enumerate(self._failures, 1)}
         return sorted(known, key=lambda address: failed.get(_name(address), 0))
 
-    def _is_of_use(self, name: str, *, now: bool) -> None:
+    def _note_use(self, name: str, *, of_use: bool) -> None:
         """Note whether a node has just been of use."""
         failures = self._failures.pop(name, 0)
-        if not now:
+        if not of_use:
             self._failures[name] = failures + 1
 
     def _out_of_time(self, call: _Call) -> Exception:
@@ -459,13 +459,13 @@ class Router:
             self._outages.failed(connection.address, call.last_trouble, call, trio.current_time())
         else:
             self._outages.answered(connection.address, call, trio.current_time())
-            self._is_of_use(connection.address, now=True)
+            self._note_use(connection.address, of_use=True)
         return reply
 
     def _failed(self, lost: ConnectionLost, caller: object) -> None:
         if lost.address:  # Otherwise it is of several, and each was told of.
             self._outages.failed(lost.address, str(lost), caller, trio.current_time())
-            self._is_of_use(lost.address, now=False)
+            self._note_use(lost.address, of_use=False)
 
     def _forget_coordinator(self, call: _Call) -> None:
         if call.key is not None:
@@ -475,13 +475,11 @@ class Router:
         # Finding and connecting must leave time for the request itself.
         deadline_s = min(call.deadline_s, trio.current_time() + ATTEMPT_MS_MAX / 1000)
         address = call.address
-        if address is None and call.key is None:
-            return await self._connect_any(deadline_s, call)
         if call.key is not None:
-            address = self._coordinators.get(call.key) or await self._find(
-                call.key, deadline_s, call
-            )
-        assert address is not None
+            address = self._coordinators.get(call.key)
+            address = address or await self._find(call.key, deadline_s, call)
+        if address is None:
+            return await self._connect_any(deadline_s, call)
         return await self._connect(address, deadline_s)
 
     async def _ask(self, connection: Connection, call: _Call) -> tuple[ResponseEvent, float]:
@@ -566,7 +564,7 @@ class Router:
             case Verdict.FIND if key is not None:
                 self._coordinators.pop(key, None)
             case Verdict.FIND:
-                self._is_of_use(connection.address, now=False)  # Another one may know.
+                self._note_use(connection.address, of_use=False)  # Another one may know.
             case Verdict.LOG_IN:
                 connection.close("its log-in has ended")  # Nothing was applied.
             case Verdict.IN_DOUBT:
@@ -700,7 +698,9 @@ def error_of(request: Request, response: Response) -> int | None:
             asked = request.group_ids if isinstance(request, FindCoordinatorRequest) else ()
             if asked and [one.group_id for one in found] != list(asked):
                 return None
-            return _worth_a_retry([one.error for one in found], only=len(asked) == 1)
+            if len(asked) == 1:
+                return found[0].error
+            return _worth_a_retry([one.error for one in found])
         case (
             OffsetFetchResponse(groups=groups)
             | DescribeGroupsResponse(groups=groups)
@@ -708,7 +708,7 @@ def error_of(request: Request, response: Response) -> int | None:
         ):
             if [one.group_id for one in groups] != _groups_of(request):
                 return None
-            return _worth_a_retry([one.error for one in groups], only=True)
+            return groups[0].error
         case (
             RegisterTopicsResponse(error=0, topics=topics)
             | DeleteTopicsResponse(error=0, topics=topics)
@@ -730,10 +730,8 @@ def _groups_of(request: Request) -> list[str]:
             return []
 
 
-def _worth_a_retry(codes: Sequence[int], *, only: bool = False) -> int:
-    """Return the first code that a retry cures, else 0; the *only* one, whatever it is."""
-    if only:
-        return codes[0]
+def _worth_a_retry(codes: Sequence[int]) -> int:
+    """Return the first code that a retry cures, else 0."""
     return next((code for code in codes if verdict(code) is not Verdict.DONE), 0)
 
 
