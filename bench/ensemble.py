@@ -159,11 +159,6 @@ class Ensemble:
             time.sleep(0.02)
         raise EnsembleError("nobody leads the ensemble")
 
-    def followers(self) -> list[ZooKeeperServer]:
-        """Return the others."""
-        leader = self.leader()
-        return [server for server in self.servers if server is not leader]
-
 
 @contextmanager
 def ensemble(

@@ -15,7 +15,7 @@ from client import AssignmentWarning
 from coordinator.config import load_settings
 from coordinator.runtime.children import CompactionFailed
 from protocol.errors import ErrorCode
-from protocol.messages import CompactLogRequest, OffsetCommitRequest, OffsetCommitResponse
+from protocol.messages import CompactLogRequest
 from tests.sim.checker import check
 from tests.sim.cluster import PARTITIONS, SESSION_TIMEOUT_MS, Cluster, Contact, Host, until
 from tests.sim.determinism import Standstill, run_deterministically
@@ -25,7 +25,7 @@ from tests.sim.nemesis import Unheard
 from tests.sim.network import Listener, Network
 from tests.sim.registers import Violation
 from tests.sim.simulation import Result, converge, look_once_more, server_bugs
-from tests.sim.workload import Driver, Operator
+from tests.sim.workload import BaseWorld, Driver, Operator
 
 FAULTS_S: Final = 20.0
 NODES: Final = 3
@@ -72,20 +72,14 @@ class ClusterNetwork(Network):
                 connection.close_server_end(abruptly=self.rng.random() < 0.5)
 
 
-class ClusterWorld:
+class ClusterWorld(BaseWorld):
     """What drivers live in, and what becomes of the nodes."""
 
     def __init__(self, seed: int, nursery: trio.Nursery, *, keep_lines: bool) -> None:
-        self.seed = seed
+        super().__init__(seed, History(trio.current_time, keep_lines=keep_lines))
         self.nursery = nursery
-        self.history = History(trio.current_time, keep_lines=keep_lines)
         self.network = ClusterNetwork(self.history, self.rng("network"), nursery)
-        self.violations: list[Violation] = []
-        self.away: set[str] = set()
         self.drivers: list[Driver] = []
-        self.healed = False
-        self.stopping = False
-        self.security = None
         self.standstill = Standstill.install()
         tail_bytes = self.rng("tail").choice((0, 2_000))
         settings = load_settings(overrides=[*SETTINGS, f"cluster.tail.bytes={tail_bytes}"])
@@ -95,30 +89,12 @@ class ClusterWorld:
         self.cluster.heard = self._on_event
         self.cluster.undone = self._maybe_later
         self.cluster.newest_seen = self._newest_seen
-        self._last_id = 0
         self._rng = self.rng("ensemble")
 
     @property
     def address(self) -> list[str]:
         """Where the nodes are."""
         return [f"node{number}:9310" for number in range(NODES)]
-
-    def rng(self, purpose: str) -> random.Random:
-        """Return randomness of its own for each purpose."""
-        return random.Random(f"{self.seed} {purpose}")
-
-    def is_cooperative(self, group: str) -> bool:
-        """Say how the members of *group* hand partitions over."""
-        return self.rng(f"group {group}").random() < 0.4
-
-    def next_id(self) -> int:
-        """Return a number that no commit has had."""
-        self._last_id += 1
-        return self._last_id
-
-    def violate(self, invariant: str, text: str) -> None:
-        """Note a promise that was broken."""
-        self.violations.append(Violation(invariant, text))
 
     def _on_event(self, host: Host, name: str, fields: dict[str, Any]) -> None:
         self.history.note("event", host.name, name, fields)
@@ -384,11 +360,6 @@ def run_seed(seed: int, *, only: Sequence[str] = (), keep_lines: bool = False) -
             await _live(world, only)
             nursery.cancel_scope.cancel()
         history = world.history
-        acknowledged = sum(
-            isinstance(a.response, OffsetCommitResponse) and a.response.error == 0
-            for a in history.attempts
-            if isinstance(a.request, OffsetCommitRequest)
-        )
         world.check_answers()
         violations = world.violations + check(history)
         time_s = trio.current_time()
@@ -396,7 +367,7 @@ def run_seed(seed: int, *, only: Sequence[str] = (), keep_lines: bool = False) -
             seed,
             history.trace_hash,
             violations,
-            acknowledged,
+            history.acknowledged,
             0,
             time_s,
             lines=history.lines,

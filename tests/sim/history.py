@@ -18,7 +18,13 @@ from protocol.connection import (
     ServerConnection,
 )
 from protocol.errors import ERRORS, Applied, ErrorCode, RemoteProtocolError
-from protocol.messages import ApiVersionsRequest, Request, Response
+from protocol.messages import (
+    ApiVersionsRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    Request,
+    Response,
+)
 
 Key = tuple[str, str, int]  # Group, topic, partition.
 
@@ -88,6 +94,17 @@ class History:
     def trace_hash(self) -> str:
         """The same for two runs only if the same happened in the same order at the same time."""
         return self._hash.hexdigest()
+
+    @property
+    def commits(self) -> list[Attempt]:
+        """What was asked to commit."""
+        return [one for one in self.attempts if isinstance(one.request, OffsetCommitRequest)]
+
+    @property
+    def acknowledged(self) -> int:
+        """How many of these were answered 0."""
+        answers = [commit.response for commit in self.commits]
+        return sum(isinstance(one, OffsetCommitResponse) and one.error == 0 for one in answers)
 
     def note(self, kind: str, *fields: object) -> int:
         """Put an event into the trace; return its number."""

@@ -12,7 +12,7 @@ import trio.testing
 
 from client import AssignmentWarning
 from coordinator.log.errors import LogError
-from protocol.messages import JoinGroupRequest, OffsetCommitRequest, OffsetCommitResponse
+from protocol.messages import JoinGroupRequest
 from protocol.partition import TopicPartition
 from tests.sim.checker import check
 from tests.sim.determinism import run_deterministically
@@ -41,17 +41,6 @@ class Result:
     virtual_s: float
     evicted: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-
-
-def replay_command(seed: int) -> str:
-    """Return how to run *seed* alone."""
-    return f"SIM_FIRST_SEED={seed} SIM_SEEDS=1 python -m pytest tests/sim -k every_promise"
-
-
-def report(result: Result) -> str:
-    """Return what was broken, and how to see it again."""
-    broken = "\n".join(f"  {v.invariant}: {v.text}" for v in result.violations)
-    return f"seed {result.seed} broke\n{broken}\nreplay: {replay_command(result.seed)}"
 
 
 def run_seed(
@@ -107,11 +96,7 @@ class _Run:
             self._seed,
             history.trace_hash,
             world.violations + check(history),
-            sum(
-                isinstance(a.response, OffsetCommitResponse) and a.response.error == 0
-                for a in history.attempts
-                if isinstance(a.request, OffsetCommitRequest)
-            ),
+            history.acknowledged,
             world.starts,
             trio.current_time(),
             world.evicted,

@@ -14,36 +14,18 @@ from coordinator.runtime.replication import _Journal
 from coordinator.runtime.shard import FencedGate, ShardRunner, Status
 from protocol.errors import ErrorCode
 from tests.sim.cluster_simulation import run_seed
-from tests.sim.simulation import Result
+from tests.sim.seeds import in_chunks, keep_every_promise
 
-FIRST_SEED: Final = int(os.environ.get("SIM_FIRST_SEED", "1"))
 # As many as take half a minute of CPU.
 SEEDS: Final = max(1, int(os.environ.get("SIM_SEEDS", "300")) // 12)
-_CHUNK: Final = 5
 # Several times as many as each of the bugs takes.
 BUG_SEEDS_MAX: Final = 60
 
 
-def _chunks() -> list[range]:
-    end = FIRST_SEED + SEEDS
-    return [range(at, min(at + _CHUNK, end)) for at in range(FIRST_SEED, end, _CHUNK)]
-
-
-def _report(result: Result) -> str:
-    broken = "\n".join(f"  {v.invariant}: {v.text}" for v in result.violations)
-    replay = f"python -m tests.sim.cluster_simulation {result.seed}"
-    return f"seed {result.seed} broke\n{broken}\nreplay: {replay}"
-
-
-@pytest.mark.parametrize("seeds", _chunks(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+@in_chunks(SEEDS, 5)
 def test_every_promise_holds_whatever_breaks(seeds: range) -> None:
     """Nodes and the ensemble come and go, in any mix, and nobody who is there loses anything."""
-    acknowledged = 0
-    for seed in seeds:
-        result = run_seed(seed)
-        assert not result.violations, _report(result)
-        acknowledged += result.acknowledged
-    assert acknowledged, "nothing was ever acknowledged, so nothing was checked"
+    keep_every_promise(run_seed, seeds)
 
 
 def test_a_seed_replays_exactly() -> None:

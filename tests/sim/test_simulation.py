@@ -7,11 +7,10 @@ from typing import Final
 
 import pytest
 
-from tests.sim.simulation import OWN_FAULTS, report, run_seed
+from tests.sim.seeds import in_chunks, keep_every_promise
+from tests.sim.simulation import OWN_FAULTS, run_seed
 
-FIRST_SEED: Final = int(os.environ.get("SIM_FIRST_SEED", "1"))
 SEEDS: Final = int(os.environ.get("SIM_SEEDS", "300"))
-_CHUNK: Final = 10
 
 _HASH_PROGRAM: Final = (
     "from tests.sim.simulation import run_seed\n"
@@ -19,20 +18,10 @@ _HASH_PROGRAM: Final = (
 )
 
 
-def _chunks() -> list[range]:
-    end = FIRST_SEED + SEEDS
-    return [range(at, min(at + _CHUNK, end)) for at in range(FIRST_SEED, end, _CHUNK)]
-
-
-@pytest.mark.parametrize("seeds", _chunks(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+@in_chunks(SEEDS, 10)
 def test_every_promise_holds_whatever_breaks(seeds: range) -> None:
     """Kills, power cuts, bad disks, bad networks and bad clients, in any mix, are survived."""
-    acknowledged = 0
-    for seed in seeds:
-        result = run_seed(seed)
-        assert not result.violations, report(result)
-        acknowledged += result.acknowledged
-    assert acknowledged, "nothing was ever acknowledged, so nothing was checked"
+    keep_every_promise(run_seed, seeds)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

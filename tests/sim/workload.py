@@ -29,6 +29,7 @@ from client import (
 )
 from protocol.partition import TopicPartition
 from tests.sim.history import History, Key, Outcome
+from tests.sim.registers import Violation
 
 TOPIC = "flights"
 NUM_PARTITIONS = 5
@@ -55,7 +56,7 @@ class Surroundings(Protocol):
     """What a client lives in: a simulated world, or a process of its own.
 
     Attributes:
-        away: Clients that are not running.
+        away: Clients that are not running: static ones never say goodbye.
         healed: No more faults; everybody should recover.
         stopping: The workload comes to its end.
     """
@@ -91,6 +92,42 @@ class Surroundings(Protocol):
 
     def violate(self, invariant: str, text: str) -> None:
         """Note a promise that was broken."""
+
+
+class BaseWorld:
+    """What `Surroundings` have in common.
+
+    Attributes:
+        violations: The promises that were broken.
+    """
+
+    def __init__(self, seed: int, history: History) -> None:
+        self.seed = seed
+        self.history = history
+        self.violations: list[Violation] = []
+        self.away: set[str] = set()
+        self.healed = False
+        self.stopping = False
+        self.security: dict[str, str] | None = None
+        self._last_id = 0
+
+    def rng(self, purpose: str) -> random.Random:
+        """Return randomness of its own for each purpose, so that they don't shift each other."""
+        return random.Random(f"{self.seed} {purpose}")
+
+    def is_cooperative(self, group: str) -> bool:
+        """Say how the members of *group* hand partitions over: all of them must agree."""
+        return self.rng(f"group {group}").random() < 0.4
+
+    def next_id(self) -> int:
+        """Return a number that no commit has had: offset and metadata of the next one."""
+        self._last_id += 1
+        return self._last_id
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Note a promise that was broken."""
+        self.history.note("violation", invariant, text)
+        self.violations.append(Violation(invariant, text))
 
 
 class Lookalike(str):

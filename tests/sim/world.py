@@ -1,6 +1,5 @@
 """The server over an in-memory disk and network, and ways to treat it badly."""
 
-import random
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +30,7 @@ from tests.fakes.disk import CrashNow, Disk
 from tests.fakes.environment import environment, in_tasks
 from tests.sim.history import History
 from tests.sim.network import Listener, Network
-from tests.sim.registers import Violation
+from tests.sim.workload import BaseWorld
 
 HOST = "coordinator"
 PORT = 9310
@@ -71,56 +70,36 @@ class Process:
             await self.node.load_partition(partition)
 
 
-class World:
+class World(BaseWorld):
     """Everything that outlives a process of the server, and the process of the moment."""
 
     def __init__(
         self, seed: int, clock: trio.testing.MockClock, nursery: trio.Nursery, *, keep_lines: bool
     ) -> None:
-        self.seed = seed
+        super().__init__(seed, History(trio.current_time, keep_lines=keep_lines))
         self.clock = clock
         self.nursery = nursery
-        self.history = History(trio.current_time, keep_lines=keep_lines)
         # As by a certificate: then a member is bound to who joined.
         self.history.tells_principals = self.rng("principals").random() < 0.5
         self.network = Network(self.history, self.rng("network"), nursery)
         self.disk = Disk()
-        self.violations: list[Violation] = []
         self.evicted: list[str] = []  # Honest clients whose sessions ended.
-        self.away: set[str] = set()  # Clients not running: static ones never say goodbye.
         self.process: Process | None = None
         self.starts = 0
         self.usual_disk_delay_s = self.rng("speed").choice((0.001, 0.02, 0.3))
         self.disk_delay_s = self.usual_disk_delay_s
         self.wall_shift_ms = 0
-        self.healed = False  # No more faults; everybody should recover.
-        self.stopping = False  # The workload comes to its end.
-        self.security = None
         self._disk_rng = self.rng("disk")
         self._uuid_rng = self.rng("uuid")
         self._child_rng = self.rng("compaction")
         retention_ms = self._child_rng.choice((0, 2_000, 86_400_000))
         retention = f"log.cleaner.delete.retention.ms={retention_ms}"
         self.settings: Settings = load_settings(overrides=(*SETTINGS, retention))
-        self._last_id = 0
 
     @property
     def address(self) -> str:
         """Where the coordinator is."""
         return f"{HOST}:{PORT}"
-
-    def rng(self, purpose: str) -> random.Random:
-        """Return randomness of its own for each purpose, so that they don't shift each other."""
-        return random.Random(f"{self.seed} {purpose}")
-
-    def is_cooperative(self, group: str) -> bool:
-        """Say how the members of *group* hand partitions over: all of them must agree."""
-        return self.rng(f"group {group}").random() < 0.4
-
-    def next_id(self) -> int:
-        """Return a number that no commit has had: offset and metadata of the next one."""
-        self._last_id += 1
-        return self._last_id
 
     # --- the server's life --------------------------------------------------------------
 
@@ -290,11 +269,6 @@ class World:
             self.evicted.append(fields["client_id"])
 
     # --- what must hold -----------------------------------------------------------------
-
-    def violate(self, invariant: str, text: str) -> None:
-        """Note a promise that was broken."""
-        self.history.note("violation", invariant, text)
-        self.violations.append(Violation(invariant, text))
 
     def check_state_is_replay(self, process: Process) -> None:
         """Compare the memory of each shard with the fold of its part of the log."""

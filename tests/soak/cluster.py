@@ -17,12 +17,7 @@ clients, which work side by side. At the end all is mended, everybody must recov
 is read; then all nodes stop and start, and it is read again.
 """
 
-import argparse
-import random
 import signal
-import sys
-import tempfile
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -33,9 +28,8 @@ from typing import Final
 
 import trio
 
-from bench.ensemble import Ensemble, ensemble
+from bench.ensemble import Ensemble, ZooKeeperServer, ensemble
 from client import CoordinatorUnavailable, OutcomeUnknown, RetriableError
-from protocol.messages import OffsetCommitRequest
 from tests import logged
 from tests.integration.daemon import Daemon
 from tests.integration.ensemble import Wire, wires
@@ -43,9 +37,10 @@ from tests.sim.checker import check
 from tests.sim.history import History, Outcome, Tap
 from tests.sim.registers import Violation
 from tests.sim.simulation import converge, look_once_more
-from tests.sim.workload import Claims, Driver, Operator, connect_as, new_offsets
+from tests.sim.workload import BaseWorld, Claims, Driver, Operator, connect_as, new_offsets
 from tests.soak.faults import Deck, Fault
 from tests.soak.one_client import Committer
+from tests.soak.report import Report, command, listed
 
 NODES: Final = 3
 GROUPS: Final = ("alpha", "beta")
@@ -72,7 +67,7 @@ _SETTINGS: Final = (
 
 
 @dataclass(slots=True)
-class Report:
+class ClusterReport(Report):
     """What came of a run.
 
     Attributes:
@@ -80,25 +75,14 @@ class Report:
         broken: Which fault there was, from when to when.
     """
 
-    seed: int
-    seconds: float
-    faults: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)
-    lives: int = 0
-    requests: int = 0
-    answered: int = 0
-    commits: int = 0
-    acknowledged: int = 0
-    claims: int = 0
     pauses: list[tuple[float, float]] = field(default_factory=list)
     broken: list[tuple[str, float, float]] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """Say it in words."""
         yield f"seed {self.seed}, {self.seconds:.0f} s, {self.lives} lives of {NODES} nodes"
-        yield f"{sum(self.faults.values())} faults: " + _listed(self.faults)
-        yield "logged: " + _listed(self.events)
+        yield f"{sum(self.faults.values())} faults: " + listed(self.faults)
+        yield "logged: " + listed(self.events)
         yield (
             f"{self.requests} requests, {self.answered} answered; {self.commits} commits, "
             f"{self.acknowledged} acknowledged; {self.claims} statements of the client library "
@@ -111,12 +95,7 @@ class Report:
                 if began_s < to_s and ended_s > from_s
             ]
             yield f"a steady group had no commit for {to_s - from_s:.1f} s: " + ", ".join(met)
-        yield f"{len(self.violations)} violations"
-        yield from (f"violation: {one.invariant}: {one.text}" for one in self.violations)
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        yield from self.verdict()
 
 
 # --- the clients' connections --------------------------------------------------------------
@@ -287,48 +266,30 @@ async def _lose(taps: list[Tap]) -> None:
 # --- the world -----------------------------------------------------------------------------
 
 
-class ClusterWorld:
+class ClusterWorld(BaseWorld):
     """What clients live in: see `tests.sim.workload.Surroundings`.
 
     Attributes:
         evictions: Of steady members.
     """
 
-    def __init__(self, report: Report, made: Ensemble, nursery: trio.Nursery) -> None:
+    def __init__(self, report: ClusterReport, made: Ensemble, nursery: trio.Nursery) -> None:
+        super().__init__(report.seed, History(trio.current_time))
         self.report = report
         self.made = made
         self.nursery = nursery
-        self.history = History(trio.current_time)
         self.network = Roads(self.history)
-        self.security = None
-        self.away: set[str] = set()
-        self.healed = False
-        self.stopping = False
         self.nodes: list[NodeProcess] = []
         self.evictions: list[dict[str, object]] = []
-        self._last_id = 0
 
     @property
     def address(self) -> list[str]:
         """Where the nodes are."""
         return [f"127.0.0.1:{node.port}" for node in self.nodes]
 
-    def rng(self, purpose: str) -> random.Random:
-        """Return randomness of its own for each purpose."""
-        return random.Random(f"{self.report.seed} {purpose}")
-
     def is_cooperative(self, group: str) -> bool:
         """Say how the members of *group* hand partitions over."""
         return group == GROUPS[0]
-
-    def next_id(self) -> int:
-        """Return a number that no commit has had."""
-        self._last_id += 1
-        return self._last_id
-
-    def violate(self, invariant: str, text: str) -> None:
-        """Note a promise that was broken."""
-        self.report.violations.append(Violation(invariant, text))
 
 
 class Steady:
@@ -441,23 +402,25 @@ class Faults:
             wire.mend()
 
     async def _kill_servers(self, number: int, *, leads: bool) -> None:
-        made = self._world.made
-        leader = await trio.to_thread.run_sync(made.leader)
-        others = [server for server in made.servers if server is not leader]
+        leader, others = await self._servers()
         for server in ([leader, *others] if leads else others)[:number]:
             server.kill()
         await trio.sleep(self._span_s())
-        await trio.to_thread.run_sync(made.start)
+        await trio.to_thread.run_sync(self._world.made.start)
 
     async def _freeze_server(self, *, leads: bool) -> None:
-        made = self._world.made
-        leader = await trio.to_thread.run_sync(made.leader)
-        others = [server for server in made.servers if server is not leader]
+        leader, others = await self._servers()
         server = leader if leads else self._rng.choice(others)
         server.freeze()
         await trio.sleep(self._span_s())
         server.thaw()
-        await trio.to_thread.run_sync(made.start)
+        await trio.to_thread.run_sync(self._world.made.start)
+
+    async def _servers(self) -> tuple[ZooKeeperServer, list[ZooKeeperServer]]:
+        """Return who leads the ensemble, and the others."""
+        made = self._world.made
+        leader = await trio.to_thread.run_sync(made.leader)
+        return leader, [server for server in made.servers if server is not leader]
 
     async def _crash(self) -> None:
         self._rng.choice(self._drivers).crash()
@@ -471,9 +434,9 @@ class Faults:
 # --- a run ---------------------------------------------------------------------------------
 
 
-async def soak(folder: Path, *, seconds: float, seed: int) -> Report:
+async def soak(folder: Path, *, seconds: float, seed: int) -> ClusterReport:
     """Run that long, and at least until each fault has come; then let all recover, and judge."""
-    report = Report(seed, seconds)
+    report = ClusterReport(seed, seconds)
     with ensemble(folder) as made, ExitStack() as stack:
         async with trio.open_nursery() as nursery:
             world = ClusterWorld(report, made, nursery)
@@ -487,10 +450,11 @@ async def soak(folder: Path, *, seconds: float, seed: int) -> Report:
             nursery.cancel_scope.cancel()
     for tap in [tap for taps in world.network.taps.values() for tap in taps]:
         tap.server_closed()
+    report.violations += world.violations
     report.violations += await trio.to_thread.run_sync(check, world.history)
     report.violations += [Violation("evicted", str(line)) for line in world.evictions]
     report.violations += [Violation("events", text) for text in logged.PROBLEMS]
-    _count(report, world.history)
+    report.count(world.history)
     return report
 
 
@@ -506,6 +470,10 @@ async def _suffer(world: ClusterWorld) -> None:
     ]
     faults = Faults(world, drivers, pace)
     begun_s = trio.current_time()
+
+    def is_over() -> bool:
+        return trio.current_time() >= begun_s + report.seconds
+
     async with trio.open_nursery() as working:
         for client in clients:
             working.start_soon(client.run)
@@ -521,8 +489,7 @@ async def _suffer(world: ClusterWorld) -> None:
                     for fault_name, fault in chosen.items()
                 }
                 deck = Deck(timed, world.rng(f"deck of {name}"), report.faults)
-                over = lambda: trio.current_time() >= begun_s + report.seconds  # noqa: E731 - short
-                players.start_soon(partial(deck.play, pace, over, lethal=True))
+                players.start_soon(partial(deck.play, pace, is_over, lethal=True))
         report.seconds = trio.current_time() - begun_s
         world.healed = True
         for node in world.nodes:
@@ -541,34 +508,11 @@ async def _suffer(world: ClusterWorld) -> None:
     await look_once_more(world, everybody)
 
 
-async def _timed(report: Report, name: str, do: Callable[[], Awaitable[None]]) -> None:
+async def _timed(report: ClusterReport, name: str, do: Callable[[], Awaitable[None]]) -> None:
     began_s = trio.current_time()
     await do()
     report.broken.append((name, began_s, trio.current_time()))
 
 
-def _count(report: Report, history: History) -> None:
-    attempts, claims = history.attempts, history.claims
-    report.requests, report.claims = len(attempts), len(claims)
-    report.answered = sum(attempt.response is not None for attempt in attempts)
-    commits = [one for one in attempts if isinstance(one.request, OffsetCommitRequest)]
-    report.commits = len(commits)
-    report.acknowledged = sum(getattr(one.response, "error", 1) == 0 for one in commits)
-
-
-def main() -> None:
-    """Run it as a command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.cluster")
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run = partial(soak, Path(folder), seconds=arguments.minutes * 60, seed=arguments.seed)
-        report = trio.run(run)
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    sys.exit(1 if report.violations else 0)
-
-
 if __name__ == "__main__":
-    main()
+    command("tests.soak.cluster", soak, minutes=15)

@@ -26,6 +26,7 @@ from client import (
 from protocol.partition import TopicPartition
 from tests.sim.history import History, Key, Outcome
 from tests.sim.workload import (
+    BaseWorld,
     Driver,
     Operator,
     Surroundings,
@@ -93,17 +94,14 @@ class Loopback:
         """The same."""
 
 
-class OwnProcess:
+class OwnProcess(BaseWorld):
     """The `Surroundings` of a client that is alone in its process."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.seed, Spoken())
         self.address = f"127.0.0.1:{plan.port}"
         self.security = plan.security
-        self.history = Spoken()
         self.network = Loopback(plan.port)
-        self.away: set[str] = set()
-        self.healed = False
-        self.stopping = False
         self._plan = plan
         self._last_id = plan.number * _IDS
 
@@ -114,11 +112,6 @@ class OwnProcess:
     def is_cooperative(self, group: str) -> bool:
         """Say the same as all other members."""
         return random.Random(f"{self._plan.seed} {group}").random() < 0.5
-
-    def next_id(self) -> int:
-        """Return a number that no commit of any process has had."""
-        self._last_id += 1
-        return self._last_id
 
     def violate(self, invariant: str, text: str) -> None:
         """Tell it."""

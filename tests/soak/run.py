@@ -5,7 +5,6 @@ import random
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ import trio
 
 from client import Client, CoordinatorError, TopicPartition, connect
 from protocol.consumer import decode_assignment
-from protocol.messages import DescribedGroup, OffsetCommitRequest
+from protocol.messages import DescribedGroup
 from tests import logged
 from tests.integration.daemon import ROOT, run_cli
 from tests.sim.checker import check
@@ -29,6 +28,7 @@ from tests.soak.faults import Deck, OnClients, OnTheDaemon, impossible
 from tests.soak.identities import OnIdentities
 from tests.soak.node import Node, Sample
 from tests.soak.one_client import Loopback, Plan
+from tests.soak.report import Report, listed
 from tests.soak.wires import Wires
 
 Connected = Callable[[], AbstractAsyncContextManager[Client]]
@@ -51,28 +51,16 @@ _AGAIN_S: Final = (0.2, 3.0)
 
 
 @dataclass(slots=True)
-class Report:
+class DaemonReport(Report):
     """What came of a run.
 
     Attributes:
-        faults: How often each came.
-        left_out: Those that this machine can't do.
+        left_out: The faults that this machine can't do.
     """
 
-    seed: int
-    seconds: float
-    faults: Counter[str]
     left_out: frozenset[str] = frozenset()
-    lives: int = 0
-    events: Counter[str] = field(default_factory=Counter)
     client_lives: int = 0
-    requests: int = 0
-    answered: int = 0
-    commits: int = 0
-    acknowledged: int = 0
-    claims: int = 0
     samples: list[Sample] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
 
     def last_life(self) -> list[Sample]:
         """Return the samples of the longest undisturbed life, without its warm-up."""
@@ -86,10 +74,10 @@ class Report:
     def lines(self) -> Iterator[str]:
         """Say it in words."""
         yield f"seed {self.seed}, {self.seconds:.0f} s, {self.lives} lives of the daemon"
-        yield "faults: " + _listed(self.faults)
+        yield "faults: " + listed(self.faults)
         if self.left_out:
             yield "this machine can't do: " + ", ".join(sorted(self.left_out))
-        yield "logged: " + _listed(self.events)
+        yield "logged: " + listed(self.events)
         yield (
             f"{self.requests} requests of {self.client_lives} client processes, {self.answered} "
             f"answered; {self.commits} commits, {self.acknowledged} acknowledged; "
@@ -104,12 +92,7 @@ class Report:
         for what in ("memory_mb", "descriptors", "threads"):
             first, last, slope = _trend(self.last_life(), what)
             yield f"{what} over that life: from {first:.1f} to {last:.1f}, {slope:+.2f} an hour"
-        yield f"{len(self.violations)} violations"
-        yield from (f"violation: {one.invariant}: {one.text}" for one in self.violations)
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        yield from self.verdict()
 
 
 def _trend(samples: list[Sample], what: str) -> tuple[float, float, float]:
@@ -126,7 +109,7 @@ class Clients:
 
     def __init__(
         self,
-        report: Report,
+        report: DaemonReport,
         history: History,
         accounts: Accounts,
         wires: Wires,
@@ -219,7 +202,6 @@ class Clients:
     def _heard(self, said: dict[str, list[object]]) -> None:
         match said:
             case {"claim": [[str(group), str(topic), int(partition)], str(metadata), str(outcome)]}:
-                self._report.claims += 1
                 self._history.claim((group, topic, partition), metadata, Outcome(outcome))
             case {"violation": [str(invariant), str(text)]}:
                 self._report.violations.append(Violation(invariant, text))
@@ -252,12 +234,12 @@ async def _collect(stream: trio.abc.ReceiveStream | None, into: list[bytes]) -> 
 
 async def soak(
     folder: Path, *, seconds: float, seed: int, without: frozenset[str] = frozenset()
-) -> Report:
+) -> DaemonReport:
     """Run that long, and at least until each fault has come; then let all recover, and judge.
 
     *without* names faults that are left out.
     """
-    report = Report(seed, seconds, Counter())
+    report = DaemonReport(seed, seconds)
     history = History()
     disk = folder / "disk"
     with small_disk(disk) as is_small:
@@ -275,7 +257,7 @@ async def soak(
     report.violations += [*run.node.violations, *run.wires.violations]
     report.violations += [*await trio.to_thread.run_sync(check, history)]
     report.violations += [Violation("events", text) for text in logged.PROBLEMS]
-    _count(report, history)
+    report.count(history)
     return report
 
 
@@ -283,7 +265,7 @@ class _Run:
     """All that runs, and its two parts."""
 
     def __init__(
-        self, report: Report, history: History, folder: Path, nursery: trio.Nursery
+        self, report: DaemonReport, history: History, folder: Path, nursery: trio.Nursery
     ) -> None:
         seed = report.seed
         self.report = report
@@ -371,7 +353,7 @@ async def _then(run: Callable[[], Awaitable[None]], done: trio.Event) -> None:
     done.set()
 
 
-async def _sample(report: Report, node: Node, begun_s: float, seconds: float) -> None:
+async def _sample(report: DaemonReport, node: Node, begun_s: float, seconds: float) -> None:
     """Look each minute, or thirty times in a shorter run."""
     while True:
         sample = node.sample((trio.current_time() - begun_s) / 60)
@@ -380,7 +362,7 @@ async def _sample(report: Report, node: Node, begun_s: float, seconds: float) ->
         await trio.sleep(min(60, seconds / 30))
 
 
-async def _recovered(report: Report, connected: Connected) -> None:
+async def _recovered(report: DaemonReport, connected: Connected) -> None:
     """Wait until each group is stable, and each of its partitions somebody's."""
     wanting = set(GROUPS)
     seen: object = None
@@ -421,16 +403,6 @@ async def _read_all(connected: Connected) -> None:
         for group in groups:
             await client.fetch_offsets(group)
         await client.describe_groups(groups)
-
-
-def _count(report: Report, history: History) -> None:
-    for attempt in history.attempts:
-        report.requests += 1
-        is_answered = attempt.response is not None
-        report.answered += is_answered
-        if isinstance(attempt.request, OffsetCommitRequest):
-            report.commits += 1
-            report.acknowledged += is_answered and getattr(attempt.response, "error", 1) == 0
 
 
 @contextmanager
