@@ -152,8 +152,8 @@ def daemon(
 class Connection:
     """One request at a time."""
 
-    def __init__(self, port: int, *, timeout_s: float = 30) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+    def __init__(self, port: int, *, timeout_s: float = 30, source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
         self._protocol = ClientConnection()
 
     def send(self, request: Request) -> int:
