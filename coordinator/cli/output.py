@@ -94,7 +94,7 @@ class Output:
         click.echo(json.dumps(value, indent=2))
 
 
-def prints(command: Callable[..., None]) -> Callable[..., None]:
+def prints(command: Callable[..., object]) -> Callable[..., None]:
     """Take ``--output``, and give *command* an `Output` as its first argument."""
 
     @click.option(
