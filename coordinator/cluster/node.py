@@ -338,11 +338,9 @@ class ClusterNode:
         elif reply.value.run == mine.run and reply.owner == self._session:
             self._registered = reply.value
             self._begin_session()
-        elif reply.value.run != mine.run and reply.value.endpoints != mine.endpoints:
+        elif not (self._may_wait and _hosts(reply.value) & _hosts(mine)):
             where = ", ".join(reply.value.endpoints)
             self._fail(f"node {mine.node} is there already, at {where}; each needs its own node.id")
-        elif not self._may_wait:
-            self._fail(f"another process with these listeners is registered as node {mine.node}")
         elif self._waits_since_ms is None:
             self._waits_since_ms = self._now_ms  # The end of its session, of which a watch tells.
 
@@ -534,6 +532,11 @@ class _Held:
     confirmation: int = 0
     catch_up: int = 0
     is_over: bool = False
+
+
+def _hosts(registration: Registration) -> set[str]:
+    """Return where a node is. Its ports may be others after a restart."""
+    return {host for host, _ in registration.addresses}
 
 
 def _standing(journal: ReplicatedJournal) -> tuple[object, ...]:

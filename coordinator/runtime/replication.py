@@ -36,13 +36,13 @@ import outcome
 import trio
 
 from coordinator.cluster import effects as e
-from coordinator.cluster.engine import Engine, Event, Registration, Reply, Request
+from coordinator.cluster.engine import Engine, Event, Reply, Request
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import ClusterNode
 from coordinator.group.core import Now
 from coordinator.log.errors import LogError, LogFailed
 from coordinator.log.format import Batch, Flush
-from coordinator.runtime.coordination import Endpoints, Leader, NotLed, Peer
+from coordinator.runtime.coordination import Leader, NotLed, Peer
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
@@ -218,12 +218,12 @@ class Replication:
         if found is None:
             return None
         leader, registration = found
-        return Leader(leader.node, _endpoints(registration), leader.epoch)
+        return Leader(leader.node, registration.addresses, leader.epoch)
 
     def nodes(self) -> Sequence[Peer]:
         """Return the registered nodes, as far as this one has seen; see `Coordination`."""
         return [
-            Peer(node, _endpoints(registration), registration.is_ready)
+            Peer(node, registration.addresses, registration.is_ready)
             for node, (registration, _) in sorted(self.machine.nodes.items())
         ]
 
@@ -658,13 +658,3 @@ class _Journal:
             node.activated(runner)
         self._store.tell("journal.led", self.number, leader_epoch=epoch)
         self._store.changed()
-
-
-def _endpoints(registration: Registration) -> Endpoints:
-    return tuple(map(_host_and_port, registration.endpoints))
-
-
-def _host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the address of a registered endpoint, `name://host:port`."""
-    host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return host.strip("[]"), int(port)

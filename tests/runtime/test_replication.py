@@ -42,7 +42,17 @@ from protocol.messages import (
 )
 from protocol.partition import NO_LEADER_EPOCH, TopicPartition
 from tests.server.world import Client, beat, commit, join
-from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, ask, cluster, until
+from tests.sim.cluster import (
+    JOURNALS,
+    PARTITIONS,
+    SESSION_TIMEOUT_MS,
+    Cluster,
+    Contact,
+    Host,
+    ask,
+    cluster,
+    until,
+)
 
 SESSION_MS: Final = 10_000
 FETCH: Final = OffsetFetchRequest((GroupFetch("g", (TopicPartitions("t", (0,)),)),), False)
@@ -392,6 +402,52 @@ async def test_a_release_that_reads_nothing_of_the_others_is_refused(
     assert "this release 2 to 3: an upgrade has to go by a release that reads both" in "".join(
         traceback.format_exception(refused)
     )
+
+
+async def test_a_node_that_comes_back_at_another_port_waits_for_its_former_session(
+    autojump_clock: MockClock,
+) -> None:
+    """Port 0 is another one at each start, and a supervisor gives up who is refused."""
+    async with cluster() as here:
+        old = here.hosts[1]
+        here.kill(old)
+        here.endpoint = "plain://{}:9311"
+        new = here.start(1)
+        await trio.sleep(SESSION_TIMEOUT_MS / 1000)
+        assert not new.machine.is_connected
+
+        here.end_session(old)
+        await until(lambda: here.is_settled)
+        assert new.machine.is_connected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "refused_after_s"),
+    [("plain://elsewhere:9310", 0), ("plain://{}:9311", 3 * SESSION_TIMEOUT_MS / 1000)],
+)
+async def test_a_second_node_of_one_number_is_refused(
+    autojump_clock: MockClock, endpoint: str, refused_after_s: float
+) -> None:
+    """One on the same machine may be itself, until its former session would have ended for long."""
+    began_s = 0.0
+
+    async def start_another() -> None:
+        nonlocal began_s
+        async with cluster() as here:
+            here.endpoint = endpoint
+            here.start(1)
+            began_s = trio.current_time()
+            await trio.sleep(60)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await start_another()
+    refused, others = failed.value.split(LogRefused)
+
+    assert others is None
+    assert "node 1 is there already, at plain://node1:9310; each needs its own node.id" in "".join(
+        traceback.format_exception(refused)
+    )
+    assert refused_after_s == pytest.approx(trio.current_time() - began_s, abs=1)
 
 
 async def test_a_node_that_hears_nothing_never_answers_with_the_past(
