@@ -149,8 +149,8 @@ class ClusterNode:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this node follows every journal, or leads it."""
-        return all(journal.is_following for journal in self.journals)
+        """Whether this node follows every journal, or leads it, and knows that in this session."""
+        return all(journal.is_ready for journal in self.journals)
 
     @property
     def can_hand_over(self) -> bool:
@@ -278,8 +278,8 @@ class ClusterNode:
     # --- being registered ---------------------------------------------------------------
 
     def _register(self) -> None:
-        registration = replace(self._registration, is_ready=self.is_ready)
-        self._send(Register(registration))
+        # Not ready: others may lead meanwhile what this node led, and it would have to load that.
+        self._send(Register(self._registration))
 
     def _begin_session(self) -> None:
         """Go on: this node is registered in the session that there is."""
@@ -541,4 +541,4 @@ def _hosts(registration: Registration) -> set[str]:
 
 def _standing(journal: ReplicatedJournal) -> tuple[object, ...]:
     """Return what the plan depends on."""
-    return journal.leader, journal.role, journal.is_following
+    return journal.leader, journal.role, journal.is_ready

@@ -30,6 +30,7 @@ import pytest
 from coordinator.cluster import effects as fx, entries, znodes
 from coordinator.cluster.engine import Registration, Reply, Request, Snapshot
 from coordinator.cluster.entries import Joiner, batches_in, decode
+from coordinator.cluster.journal import Member
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.snapshots import make_snapshot
 from coordinator.log.errors import LogFailed
@@ -496,15 +497,20 @@ class History:
             self._all_run_on()
 
     def _return_half(self, host: Host, journal: int) -> None:
-        """Have a process registered anew, and handed the journal, before it hears of either."""
+        """Have a process registered anew, and handed the journal, before it hears of either.
+
+        It isn't ready yet, and no plan gives it anything; but nothing is safe because of that.
+        """
         host.line.drop()
         host.line.connect()
         if host.line.has_requests:
             host.line.serve()
         self._all_run_on()
+        assert host.line.session is not None
+        successor = Member(host.number, host.run, host.line.session.number)
         for other in self.hosts:
             if other is not host and journal in other.epochs:
-                other.move(journal, host.number)
+                other.act(other.cluster.journals[journal].hand_over(successor))
         self._all_run_on()
 
     def _repeat_late(self) -> None:
