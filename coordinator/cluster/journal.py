@@ -629,8 +629,7 @@ class ReplicatedJournal:
         control = self._control
         assert control is not None
         try:
-            # A generator that has not begun takes None.
-            request = control.send(reply)  # type: ignore[arg-type]
+            request = next(control) if reply is None else control.send(reply)
         except StopIteration:
             if self._control is control:
                 self._control = None
@@ -848,7 +847,7 @@ class ReplicatedJournal:
         self._role = Role.LEADING
         self._tries.discard(self._given)
         self._successor, self._given = None, ""
-        self._out.append(KeptLead(self.number, self._term.epoch))
+        self._out += [KeptLead(self.number), Leads(self.number, self._term.epoch)]
 
     # --- the writer ---------------------------------------------------------------------
 
@@ -1176,9 +1175,9 @@ class ReplicatedJournal:
 
     def _step_chore(self, reply: Reply | None) -> None:
         self._chores.is_asked = False
+        chore = self._chores.waiting[0]
         try:
-            # A generator that has not begun takes None.
-            self._chores.wanted = self._chores.waiting[0].send(reply)  # type: ignore[arg-type]
+            self._chores.wanted = next(chore) if reply is None else chore.send(reply)
         except StopIteration:
             self._drop_chore()
         else:

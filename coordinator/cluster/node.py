@@ -22,7 +22,7 @@ from coordinator.cluster.effects import (
     Effect,
     Failed,
     HandedOver,
-    KeptLead,
+    HandsOver,
     Leads,
     Purged,
     Renewed,
@@ -469,9 +469,9 @@ class ClusterNode:
                 case Leads(journal) if journal:
                     self._hold(journal)
                     continue
-                case Renewed(journal) | KeptLead(journal) if journal in self._held:
+                case Renewed(journal) if journal in self._held:
                     continue
-                case Deposed(journal) | HandedOver(journal):
+                case Deposed(journal) | HandsOver(journal):
                     self._held.pop(journal, None)
                 case Confirmed(0, number):
                     for held in self._held.values():
@@ -496,7 +496,6 @@ class ClusterNode:
         caught_up = self.journals[0].caught_up
         for number, held in tuple(self._held.items()):
             journal = self.journals[number]
-            # It may be about to be handed over; if that fails, its lead is kept.
             is_over = held.is_over or 0 < held.catch_up <= caught_up
             if is_over and journal.role is Role.LEADING:
                 del self._held[number]

@@ -484,7 +484,7 @@ class _Journal:
         self.runners: Sequence[Runner] = ()
         self._journal = journal
         self._store = store
-        self._queue: deque[e.Followed | e.Leads | e.KeptLead] = deque()
+        self._queue: deque[e.Followed | e.Leads] = deque()
         self.moves: list[tuple[int, Callable[[bool], None]]] = []  # Asked for by operators.
         self._wake = trio.Event()
         self._is_paused = self._is_cut_off = False
@@ -523,9 +523,7 @@ class _Journal:
         """Do what the machine says of this journal."""
         self._handlers[type(effect)](effect, node, now)
 
-    def _put_off(
-        self, effect: e.Followed | e.Leads | e.KeptLead, _node: LogUser, _now: Now
-    ) -> None:
+    def _put_off(self, effect: e.Followed | e.Leads, _node: LogUser, _now: Now) -> None:
         self._queue.append(effect)
         self._wake.set()
 
@@ -562,8 +560,7 @@ class _Journal:
         self._store.tell("journal.handed_over", self.number)
         self._end_moves()
 
-    def _kept_lead(self, effect: e.KeptLead, node: LogUser, now: Now) -> None:
-        self._put_off(effect, node, now)
+    def _kept_lead(self, _effect: e.KeptLead, _node: LogUser, _now: Now) -> None:
         self._end_moves()
 
     def _end_moves(self) -> None:

@@ -220,24 +220,18 @@ class Host:
     def _followed(self, effect: fx.Followed) -> None:
         self.followed[effect.journal].append(effect.batches)
 
-    def _leads(self, effect: fx.Leads | fx.KeptLead) -> None:
+    def _leads(self, effect: fx.Leads) -> None:
         journal, log = effect.journal, self.world.logs[effect.journal]
         held = self.held[journal]
         # It may be deposed by now, and not know it: then there is more.
         whole = list(log.tokens)[: len(held)] == list(held)
         require(whole, f"node {self.number} leads journal {journal} and holds another log")
-        self._serve(journal, effect.epoch)
-        for partition in self.cluster.journals[journal].partitions:
-            self.durable[partition] = self.cluster.journals[journal].end_offset(partition)
-
-    def _kept(self, effect: fx.KeptLead) -> None:
-        self._serve(effect.journal, effect.epoch)
-
-    def _serve(self, journal: int, epoch: int) -> None:
         knows_topics = len(self.held[0]) >= self.world.topics.get(journal, 0)
         require(knows_topics, "a group knows topics that its node doesn't")
-        self.epochs[journal] = self.terms[journal] = epoch
+        self.epochs[journal] = self.terms[journal] = effect.epoch
         self.to_stop.discard(journal)
+        for partition in self.cluster.journals[journal].partitions:
+            self.durable[partition] = self.cluster.journals[journal].end_offset(partition)
 
     def _renewed(self, effect: fx.Renewed) -> None:
         self.terms[effect.journal] = effect.epoch
@@ -392,7 +386,7 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
     fx.LoadAnew: Host._load_anew,
     fx.Followed: Host._followed,
     fx.Leads: Host._leads,
-    fx.KeptLead: Host._kept,
+    fx.KeptLead: lambda host, effect: None,
     fx.Renewed: Host._renewed,
     fx.Written: Host._written,
     fx.Confirmed: Host._confirmed,

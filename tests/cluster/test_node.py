@@ -1,7 +1,11 @@
 """One node of a cluster, step by step, among others that go on."""
 
-from coordinator.cluster import znodes
-from coordinator.cluster.engine import Registration
+import pytest
+
+from coordinator.cluster import effects as fx, znodes
+from coordinator.cluster.engine import Registration, SetLeader
+from coordinator.cluster.journal import Role
+from tests.cluster import model
 from tests.cluster.model import History, Host
 
 
@@ -39,3 +43,42 @@ def test_a_node_that_comes_back_is_not_ready_before_it_knows_what_it_lost() -> N
 
     assert (True, False) not in seen
     assert registered(history, old).is_ready
+
+
+def take_over_from(history: History, old: Host, journal: int) -> Host:
+    """Have *journal* moved, and return who leads it without knowing the topics yet."""
+    new = next(host for host in history.hosts if host is not old)
+    old.move(journal, new.number)
+    old.stop(journal)
+    while new.cluster.journals[journal].role is not Role.LEADING:
+        for host in (old, new):
+            host.line.see(history.world.ensemble.transactions)
+            if host.line.has_requests:
+                host.line.serve()
+            elif host.line.has_answers:
+                host.line.deliver()
+    assert journal not in new.epochs
+    return new
+
+
+def test_a_hand_over_that_fails_is_told_though_the_topics_are_not_known_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator may have asked for it, and waits for what came of it."""
+    kept: list[fx.KeptLead] = []
+    monkeypatch.setitem(model._ACTIONS, fx.KeptLead, lambda _host, effect: kept.append(effect))
+    history = History(1, steps=0, journals=2)
+    history.run()
+    old = next(host for host in history.hosts if 0 in host.epochs)
+    if 1 not in old.epochs:
+        next(host for host in history.hosts if 1 in host.epochs).move(1, old.number)
+        history.come_to_rest()
+    new = take_over_from(history, old, 1)
+    new.move(1, old.number)
+    new.stop(1)
+    assert new.line.is_asked(SetLeader)
+    new.line.drop()
+    history.come_to_rest()
+
+    assert kept == [fx.KeptLead(1)]
+    assert 1 in new.epochs
