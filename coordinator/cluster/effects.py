@@ -110,9 +110,10 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class KeptLead:
-    """The journal could not be handed over; `Leads` follows, as for one that was taken over."""
+    """The journal could not be handed over, and is led on: serve again."""
 
     journal: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ PRIVILEGED: Final = frozenset(
 )
 # They ask for nothing that somebody has to be allowed.
 _BEFORE_RIGHTS: Final = _LOG_IN | {m.ApiVersionsRequest}
+_RIGHTS: Final = {kind: check for kind, check in NEEDS.items() if kind not in _BEFORE_RIGHTS}
 # They speak for the member whose id they name.
 _SPEAKS_FOR_MEMBER: Final = frozenset(
     {m.OffsetCommitRequest, m.HeartbeatRequest, m.JoinGroupRequest, m.SyncGroupRequest}
@@ -111,9 +112,14 @@ class LogIn(Protocol):
 
 
 class Client(Muted, Protocol):
-    """The session that a gate stands before."""
+    """The session that a gate stands before.
+
+    Attributes:
+        throttle: What its principal takes, once that is known.
+    """
 
     caller: Caller
+    throttle: Throttle | None
 
     def may_ask_more(self) -> None:
         """The log-in is done: the limits are those of everybody."""
@@ -248,7 +254,6 @@ class Gate:
         self._log_in = log_in
         self._access: Access | None = None
         self._rules = keeper.authorizer.rules
-        self._throttle: Throttle | None = None
         self._ends_wall_ms = _NEVER_MS
 
     @property
@@ -261,23 +266,14 @@ class Gate:
         self._access = self._keeper.authorizer.access(principal, self._peer)
         self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
         self._client.caller = self._client.caller._replace(principal=principal)
-        if self._throttle is None:  # A later log-in is the same principal's.
-            self._throttle = self._keeper.throttles.enter(principal, self._client)
-
-    def take(self, size_bytes: int) -> int:
-        """Take a request with its answer; return how long the client has to wait, in ms."""
-        return 0 if self._throttle is None else self._throttle.take(self._client, size_bytes)
-
-    def spend(self, spent_us: int) -> None:
-        """Take time that no answer has paid for."""
-        if self._throttle is not None:
-            self._throttle.spend(self._client, spent_us)
+        if self._client.throttle is None:  # A later log-in is the same principal's.
+            self._client.throttle = self._keeper.throttles.enter(principal, self._client)
 
     def leave(self) -> None:
         """The session has ended."""
-        if self._throttle is not None:
-            self._throttle.leave(self._client)
-            self._throttle = None
+        if self._client.throttle is not None:
+            self._client.throttle.leave(self._client)
+            self._client.throttle = None
         del self._client  # With no cycle left, nothing waits for the collector.
 
     def sees_group(self, name: str) -> bool:
@@ -307,11 +303,12 @@ class Gate:
         access = self._access
         request: Any = call.request
         kind = type(request)
-        if access is None or kind in _BEFORE_RIGHTS or now.wall_ms >= self._ends_wall_ms:
+        verdict_on = _RIGHTS.get(kind)
+        if access is None or verdict_on is None or now.wall_ms >= self._ends_wall_ms:
             self._dispatch_before_rights(call, request, caller, now)
         elif access.version != self._rules.version and not self._knows_rules(access):
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif not access.is_free and (verdict := NEEDS[kind](access, request)) is not None:
+        elif not access.is_free and (verdict := verdict_on(access, request)) is not None:
             self._narrow(call, verdict, caller, now)
         elif (
             kind in _SPEAKS_FOR_MEMBER
@@ -430,7 +427,7 @@ class Gate:
             self._log_in_failed(call, answer, log_in, now)
             return
         is_done = isinstance(answer, m.SaslAuthenticateResponse) and log_in.is_done
-        is_first = self._throttle is None
+        is_first = self._client.throttle is None
         principal = log_in.principal or ANONYMOUS
         if is_done and is_first and not keeper.throttles.has_place(principal):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))

@@ -37,6 +37,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.gatekeeper import STRANGER_REQUEST_BYTES_MAX, Gate, Gatekeeper
+from coordinator.server.throttles import Throttle
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     SIZE,
@@ -77,6 +78,7 @@ _LONG_ANSWER_BYTES: Final = 64 * 1024
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 _UNUSUAL: Final = _PARKING | {ApiVersionsRequest}
+_SIZE_BYTES: Final = SIZE.size
 # So much of a frame must come, and of answers must be taken, in a second.
 _LEAST_RATE_BYTES: Final = 64 * 1024
 # Who waits for room, and is asked in one round whether there is enough.
@@ -137,18 +139,24 @@ class SessionCall(Call, eq=False):
         return self.session
 
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
-        """Return the frame of *answer*."""
+        """Return the frame of *answer*, which says how long to wait if too much was taken."""
+        session, asked_bytes = self.session, self.size_bytes  # A long answer is added to that.
         if error is None:
             error = first_error(answer)
         frame = encode_response(self.dialect, self.correlation_id, answer, leader_epoch)
         if len(frame) > _LONG_ANSWER_BYTES:
-            if len(frame) > self.session.max_frame_bytes:
+            if len(frame) > session.max_frame_bytes:
                 error = ErrorCode.RESPONSE_TOO_LARGE
                 frame = encode_error(self.correlation_id, error, leader_epoch)
             else:
-                self.session.hold_answer(self, len(frame))
+                session.hold_answer(self, len(frame))
         if error:
             self.error = error
+        throttle = session.throttle
+        if throttle is not None:
+            wait_ms = throttle.take(session, _SIZE_BYTES + asked_bytes + len(frame))
+            if wait_ms:
+                return throttled(frame, wait_ms)
         return frame
 
     def renew(self, prepared: bytes, leader_epoch: int) -> bytes:
@@ -182,22 +190,6 @@ class SessionCall(Call, eq=False):
         session.answered.append((self.arrived_s, kind))
 
 
-class GuardedCall(SessionCall, eq=False):
-    """A request of a session with a gate."""
-
-    asked_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.asked_bytes = SIZE.size + self.size_bytes
-
-    def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
-        """Return the frame of *answer*, which says how long to wait if too much was taken."""
-        frame = super().prepare(answer, leader_epoch, error)
-        gate = self.session.gate
-        wait_ms = 0 if gate is None else gate.take(self.asked_bytes + len(frame))
-        return throttled(frame, wait_ms) if wait_ms else frame
-
-
 class Session:
     """One client's connection.
 
@@ -209,6 +201,7 @@ class Session:
         is_blocked: The peer takes no more; the poller tells when it does again.
         in_flight: Requests without an answer, but for those that wait for other members.
         is_paused: Whether no more is read from it until answers have left.
+        throttle: What his principal takes; None: nobody asks who he is, or it isn't known yet.
         deadlines: Until when the peer must have done something.
     """
 
@@ -249,6 +242,7 @@ class Session:
         "is_paused",
         "listener",
         "max_frame_bytes",
+        "throttle",
         "transport",
         "unsent",
         "will_flush",
@@ -276,22 +270,23 @@ class Session:
         # Names of its own for what every request looks at.
         self._dispatcher: Dispatcher | Gate = sessions.dispatcher
         self.gate: Gate | None = None
+        self.throttle: Throttle | None = None
         self._all = sessions.held
         self._address = address  # What it and its neighbours hold.
         self._telemetry = sessions.telemetry
         self.answered = sessions.answered
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
-        self.max_frame_bytes = SIZE.size + settings.response_max_bytes
+        self.max_frame_bytes = _SIZE_BYTES + settings.response_max_bytes
         keeper = sessions.gatekeeper
         self._connection = ServerConnection(
-            GuardedCall if must_log_in or keeper.has_gates else SessionCall,
+            SessionCall,
             self,
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
         self._untaken: list[SessionCall | BadRequest] = []
-        self._parked: dict[SessionCall, None] = {}
+        self._parked: dict[SessionCall, int] = {}  # With what of each counts.
         self.in_flight: dict[SessionCall, None] = {}
         self._begun_bytes = 0  # What has come of a frame that is being read.
         self._parked_bytes = 0
@@ -303,7 +298,7 @@ class Session:
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken, or unread.
         self._is_slow = False  # Its latest turn took as long as one may.
-        self._is_timed = False  # The gate is told what each turn took.
+        self._is_timed = False  # Each turn is paid for.
         self._is_closing = False  # Answer what is unsent, then close.
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
@@ -378,7 +373,7 @@ class Session:
         self.resume()
 
     def time_turns(self, *, is_timed: bool) -> None:
-        """Have the gate told what each turn took, or no more; who isn't timed pays nothing."""
+        """Pay for what each turn takes, or no more; who isn't timed pays nothing."""
         self._is_timed = is_timed
 
     def spent_us(self) -> int:
@@ -392,8 +387,8 @@ class Session:
 
     def spend(self, worked_s: float) -> None:
         """Note that its requests took so much of the event loop outside of its turns."""
-        if self.gate is not None:
-            self.gate.spend(int(worked_s * 1_000_000))
+        if self.throttle is not None:
+            self.throttle.spend(self, int(worked_s * 1_000_000))
 
     # --- reading ------------------------------------------------------------------------
 
@@ -525,8 +520,8 @@ class Session:
 
     def _pay(self) -> None:
         spent_us, self._unpaid_s = self.spent_us(), inf
-        if self.gate is not None:
-            self.gate.spend(spent_us)
+        if self.throttle is not None:
+            self.throttle.spend(self, spent_us)
 
     def _count_begun(self, *, has_ended: bool) -> None:
         """Count what has come of a frame; *has_ended*: another one than before."""
@@ -541,7 +536,7 @@ class Session:
 
     def _read_on(self, now_ms: int) -> None:
         if self._begun_bytes:
-            missing_bytes = SIZE.size + self._connection.announced_bytes - self._begun_bytes
+            missing_bytes = _SIZE_BYTES + self._connection.announced_bytes - self._begun_bytes
             self.deadlines.inside_frame(missing_bytes, now_ms)
         else:
             self.deadlines.between_frames(now_ms)
@@ -658,7 +653,7 @@ class Session:
             closed=bad.close,
         )
         frame = encode_error(bad.correlation_id, bad.error)
-        wait_ms = 0 if self.gate is None else self.gate.take(len(frame))
+        wait_ms = 0 if self.throttle is None else self.throttle.take(self, len(frame))
         self.unsent += throttled(frame, wait_ms) if wait_ms else frame
         self.flush_later()
         self._is_closing = bad.close
@@ -670,13 +665,12 @@ class Session:
         is long in it isn't kept.
         """
         is_join = type(call.request) is JoinGroupRequest
-        call.size_bytes = call.size_bytes if is_join else 0
         is_shed = is_join and self._all.has_no_place(
             self._address, len(self._parked), self._parked_bytes
         )
-        self._parked[call] = None
+        self._parked[call] = size_bytes = call.size_bytes if is_join else 0
         call.is_held = True
-        self._count_parked(1, call.size_bytes)
+        self._count_parked(1, size_bytes)
         if not is_shed:
             return True
         count(self._telemetry.refused, "parked_limit")
@@ -695,8 +689,7 @@ class Session:
     def let_go(self, call: SessionCall) -> None:
         """A request that waited has its answer."""
         if call.parks:
-            del self._parked[call]
-            self._count_parked(-1, -call.size_bytes)
+            self._count_parked(-1, -self._parked.pop(call))
         else:
             del self.in_flight[call]
             self._all.bytes -= call.size_bytes
@@ -822,9 +815,9 @@ class Session:
     def _withdraw(self) -> None:
         """Take back what waits for other members."""
         parked, self._parked = self._parked, {}
-        for call in parked:
+        for call, size_bytes in parked.items():
             call.is_open = False
-            self._count_parked(-1, -call.size_bytes)
+            self._count_parked(-1, -size_bytes)
             self._sessions.dispatcher.withdraw(call, self._now())
 
 

@@ -42,6 +42,8 @@ _KEPT: Final = 10_000
 WAIT_MAX_MS: Final = 5_000
 # What a percent of the time is in microseconds a second.
 _PERCENT_US: Final = 10_000
+# The rate where there is no quota: nobody gets near it.
+_UNLIMITED: Final = 2**62
 
 
 class Muted(Protocol):
@@ -69,13 +71,12 @@ class Throttle:
         self._principal = principal
         self._sessions: dict[Muted, None] = {}
         self._version = -1  # Of the quotas that the rates are from.
-        # None: nothing limits it.
-        self._requests: Rate | None = None
-        self._bytes: Rate | None = None
-        self._time: Rate | None = None
-        self._rates: tuple[Rate, ...] = ()  # Those of these three that there are.
+        unlimited = Rate(_UNLIMITED, throttles.now_ms(), WAIT_MAX_MS)
+        self._requests = self._bytes = self._time = unlimited
+        self._is_timed = False  # Whether a quota limits its time.
         self._muted: dict[Muted, None] = {}
         self._alarm = 0  # The number of the one that counts.
+        self.refresh()
 
     @property
     def sessions(self) -> int:
@@ -85,19 +86,18 @@ class Throttle:
     def enter(self, session: Muted) -> None:
         """Let *session* be limited, too."""
         self._sessions[session] = None
-        self.refresh()
-        if self._time is not None:
-            session.time_turns(is_timed=True)
+        session.time_turns(is_timed=self._is_timed)
 
     def take(self, session: Muted, size_bytes: int) -> int:
         """Take a request of *session* with its answer; return how long it has to wait, in ms."""
-        # Every request comes here.
-        if self._version != self._throttles.quotas.version:
-            self.refresh()
-        if not self._rates or not self._take(size_bytes):
-            return 0
-        if self._time is not None:
+        # Every request comes here, and goes on here.
+        requests, sizes = self._requests, self._bytes
+        requests.left -= 1
+        sizes.left -= size_bytes
+        if self._is_timed:
             self._time.left -= session.spent_us()
+        elif requests.left >= 0 and sizes.left >= 0:
+            return 0
         wait_ms = self.wait_ms(self._throttles.now_ms())
         if wait_ms:
             self._tell(wait_ms)
@@ -106,8 +106,7 @@ class Throttle:
 
     def spend(self, session: Muted, spent_us: int) -> None:
         """Take time that no answer of *session* has paid for."""
-        self.refresh()
-        if self._time is None:
+        if not self._is_timed:
             return
         self._time.left -= spent_us
         wait_ms = self.wait_ms(self._throttles.now_ms())
@@ -116,10 +115,9 @@ class Throttle:
 
     def take_over_http(self, size_bytes: int, spent_us: int) -> None:
         """Take a request over HTTP, with its answer and the time of who has made that."""
-        self.refresh()
-        self._take(size_bytes)
-        if self._time is not None:
-            self._time.left -= spent_us
+        self._requests.left -= 1
+        self._bytes.left -= size_bytes
+        self._time.left -= spent_us
 
     def wait_over_http_ms(self) -> int:
         """Return for how long nothing is answered over HTTP, and count that it is refused."""
@@ -127,17 +125,6 @@ class Throttle:
         if wait_ms:
             self._tell(wait_ms)
         return wait_ms
-
-    def _take(self, size_bytes: int) -> bool:
-        """Take a request; return whether it is time to look who has to wait."""
-        is_time = self._time is not None
-        if (rate := self._requests) is not None:
-            rate.left -= 1
-            is_time |= rate.left < 0
-        if (rate := self._bytes) is not None:
-            rate.left -= size_bytes
-            is_time |= rate.left < 0
-        return is_time
 
     def _tell(self, wait_ms: int) -> None:
         self._throttles.telemetry.told_to_wait(self._principal, wait_ms)
@@ -151,8 +138,8 @@ class Throttle:
 
     def wait_ms(self, now_ms: int) -> int:
         """Return when all is paid."""
-        self.refresh()
-        return max([rate.wait_ms(now_ms) for rate in self._rates], default=0)
+        rates = (self._requests, self._bytes, self._time)
+        return max([rate.wait_ms(now_ms) for rate in rates])
 
     def leave(self, session: Muted) -> None:
         """*session* has ended."""
@@ -185,25 +172,19 @@ class Throttle:
         if self._version == quotas.version:
             return
         self._version = quotas.version
-        was_timed = self._time is not None
         self._requests = self._rate(REQUEST_RATE, 1, self._requests)
         self._bytes = self._rate(BYTE_RATE, 1, self._bytes)
         self._time = self._rate(REQUEST_PERCENTAGE, _PERCENT_US, self._time)
-        self._rates = tuple(filter(None, (self._requests, self._bytes, self._time)))
-        is_timed = self._time is not None
-        if is_timed != was_timed:
-            for session in self._sessions:
-                session.time_turns(is_timed=is_timed)
+        self._is_timed = self._time.rate != _UNLIMITED
+        for session in self._sessions:
+            session.time_turns(is_timed=self._is_timed)
 
-    def _rate(self, key: str, unit: int, before: Rate | None) -> Rate | None:
+    def _rate(self, key: str, unit: int, before: Rate) -> Rate:
         """Return what a quota allows; what is owed at another rate is forgiven."""
         throttles = self._throttles
         quota = throttles.quotas.limit(self._principal, key)
-        if quota is None:
-            return None
-        rate = quota * unit
-        is_same = before is not None and before.rate == rate
-        return before if is_same else Rate(rate, throttles.now_ms(), WAIT_MAX_MS)
+        rate = _UNLIMITED if quota is None else quota * unit
+        return before if before.rate == rate else Rate(rate, throttles.now_ms(), WAIT_MAX_MS)
 
 
 class Throttles:

@@ -16,6 +16,7 @@ from protocol.messages import (
     GroupFetch,
     HeartbeatResponse,
     JoinGroupResponse,
+    JoinProtocol,
     ListGroupsRequest,
     MemberAssignment,
     OffsetCommitRequest,
@@ -101,6 +102,23 @@ async def test_parked_joins_count_by_the_byte(autojump_clock: MockClock) -> None
         assert ErrorCode.COORDINATOR_NOT_AVAILABLE == await client.error(join("late"))
         client.transport.end()
         await turn()
+        assert 0 == w.server.sessions.held.parked_bytes
+
+
+async def test_a_parked_request_with_a_long_answer_gives_back_what_it_took(
+    autojump_clock: MockClock,
+) -> None:
+    """Were its answer given back, too, the limit would soon be far away."""
+    async with world() as w:
+        client = w.connect()
+        member_id = await client.member_id("g")
+        protocols = (JoinProtocol("range", bytes(200_000)),)
+        sent = client.send(structs.replace(join("g", member_id), protocols=protocols))
+        await turn()
+        assert 200_000 < w.server.sessions.held.parked_bytes
+        await trio.sleep(3.1)
+        assert sent in client.answers()
+        assert len(client.transport.received) > 200_000
         assert 0 == w.server.sessions.held.parked_bytes
 
 
