@@ -25,7 +25,7 @@ from coordinator.cluster.errors import ClusterRefused
 from coordinator.cluster.founding import Place, find_or_found, prepare
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.move_in import may_begin, move_in
-from coordinator.cluster.move_out import move_out
+from coordinator.cluster.move_out import move_out, thaw as thaw_cluster
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import Address, ConfigError, Settings
 from coordinator.log.directory import OsDirectory, ReadOnlyDirectory
@@ -222,6 +222,38 @@ def export(
         f"{data_dir} has the cluster {moved.cluster_id} now, {moved.size_bytes} bytes. "
         "In ZooKeeper nobody leads it any more."
     )
+
+
+@cluster.command(
+    examples={
+        "What would be done?": "cluster thaw --config cluster.toml",
+        "Do it, in a script:": "cluster thaw --config cluster.toml --yes",
+    }
+)
+@settings_from
+@changes
+def thaw(
+    _output: Output, change: Change, toml_path: Path | None, overrides: tuple[str, ...]
+) -> None:
+    """Undo the freeze of an export: nodes lead the cluster again.
+
+    It goes on from what it had then. Whatever a daemon has acknowledged that served the exported
+    folder would be lost, and nobody can see here whether one has: make sure of it, and remove the
+    folder.
+    """
+    settings = loaded((), toml_path, overrides)
+    access = _access(settings)
+    with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
+        place = Place(visit, access)
+        seen = _read(visit, place, settings)
+        frozen = [row_of(journal) for journal in seen.journals if journal.frozen]
+        if not frozen:
+            click.echo(f"The cluster {seen.cluster_id} isn't frozen.")
+            return
+        question = "Has no daemon served the exported folder, and shall nodes lead again?"
+        change.confirm(question, COLUMNS, frozen)
+        thaw_cluster(visit, place, layout=_layout(settings), new_id=_new_id)
+    click.echo(f"Nodes may lead the cluster {seen.cluster_id} again. Remove the exported folder.")
 
 
 # --- what it is like -----------------------------------------------------------------------

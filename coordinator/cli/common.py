@@ -39,7 +39,6 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import Any, Final, Self, TypeVar
 
 import click
@@ -893,7 +892,8 @@ def talk_about_each(
 
     left = tracked(list(group_ids), what)
     while True:
-        for group_id in islice(left, _GROUPS_AT_ONCE - len(going_on)):
+        # One that has nothing to ask is over at once; those behind it have their turn, too.
+        while len(going_on) < _GROUPS_AT_ONCE and (group_id := next(left, None)) is not None:
             one = talk(group_id)
             go_on(group_id, one, partial(next, one))
         if not going_on:

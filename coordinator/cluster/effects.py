@@ -110,10 +110,9 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class KeptLead:
-    """The journal could not be handed over, and is led on: serve again."""
+    """The journal could not be handed over; `Leads` follows, as for one that was taken over."""
 
     journal: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

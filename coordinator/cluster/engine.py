@@ -115,6 +115,16 @@ class Registration:
     formats: tuple[int, int]
     is_ready: bool
 
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """The host and the port of each listener."""
+        return tuple(map(_host_and_port, self.endpoints))
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -192,6 +192,7 @@ class ReplicatedJournal:
         leader: Who leads it, as far as this node has seen; None if nobody ever did.
         led_since_ms: The wall clock of the engine when that was written; -1: not seen yet.
         is_following: It has read all that there was, at least once: it may lead.
+        is_settled: It was seen in this session who leads, and done what follows from that.
         snapshot: The newest one, as far as this node has seen.
         partitions: The offsets partitions in it.
         in_sync: The nodes that are ready, for the states that tools look at.
@@ -225,7 +226,7 @@ class ReplicatedJournal:
         self.format = log_entries.FORMATS[0]
         self.leader: Leader | None = None
         self.led_since_ms = -1
-        self.is_following = False
+        self.is_following = self.is_settled = False
         self.snapshot = Snapshot()
         self._new_id = new_id
         self._session_timeout_ms = session_timeout_ms
@@ -286,6 +287,11 @@ class ReplicatedJournal:
     def is_leading(self) -> bool:
         """Whether this node leads: between `Leads` and `Deposed` or `HandedOver`."""
         return self._role in _SERVES
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be led from here at once: what this node holds is what the log says."""
+        return self.is_following and self.is_settled
 
     @property
     def applied(self) -> int:
@@ -520,6 +526,7 @@ class ReplicatedJournal:
         if self._role is Role.FAILED:
             return []
         is_new = me.session != self._session
+        self.is_settled = self.is_settled and not is_new
         self._me, self._session, self._away_since_ms = me, me.session, None
         if self._role is Role.CLAIMING:
             self._role = Role.FOLLOWING
@@ -622,8 +629,7 @@ class ReplicatedJournal:
         control = self._control
         assert control is not None
         try:
-            # A generator that has not begun takes None.
-            request = control.send(reply)  # type: ignore[arg-type]
+            request = next(control) if reply is None else control.send(reply)
         except StopIteration:
             if self._control is control:
                 self._control = None
@@ -642,6 +648,7 @@ class ReplicatedJournal:
         if self._look_again:
             self._look_at_leader()
             return
+        self.is_settled = True
         self._wake(Until.NEWS)
         self._go_on()
 
@@ -768,6 +775,7 @@ class ReplicatedJournal:
     def _depose(self) -> None:
         """Another leader may have written. Find out what became of the flush on its way."""
         was_leading = self._role in _WRITES
+        self.is_settled = False
         self._stop_writing()
         if was_leading:
             self._role = Role.DEPOSED
@@ -839,7 +847,7 @@ class ReplicatedJournal:
         self._role = Role.LEADING
         self._tries.discard(self._given)
         self._successor, self._given = None, ""
-        self._out.append(KeptLead(self.number, self._term.epoch))
+        self._out += [KeptLead(self.number), Leads(self.number, self._term.epoch)]
 
     # --- the writer ---------------------------------------------------------------------
 
@@ -1167,9 +1175,9 @@ class ReplicatedJournal:
 
     def _step_chore(self, reply: Reply | None) -> None:
         self._chores.is_asked = False
+        chore = self._chores.waiting[0]
         try:
-            # A generator that has not begun takes None.
-            self._chores.wanted = self._chores.waiting[0].send(reply)  # type: ignore[arg-type]
+            self._chores.wanted = next(chore) if reply is None else chore.send(reply)
         except StopIteration:
             self._drop_chore()
         else:

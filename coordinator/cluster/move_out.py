@@ -4,6 +4,9 @@ First every journal is frozen, in the znode `leader`: whoever led it is fenced, 
 it. What is read in that session after that is all there will ever be. The folder has one log of
 it, as a compaction would have left it: offsets, generations and positions in the streams of changes
 stay what they are, and its epoch is higher than that of any leader.
+
+`thaw` undoes the first step: there is a leader again. Nothing here knows whether the folder was
+served meanwhile, so who asks for it has to.
 """
 
 from collections.abc import Callable, Iterable
@@ -67,7 +70,8 @@ def move_out(
     key = FlushKey(place.secret())
     check_is_new(directory)
     journals = range(layout.journals)
-    epoch = max([_freeze(visit, place, layout, number, new_id()) for number in journals])
+    epochs = [_set_frozen(visit, place, layout, n, new_id(), is_frozen=True) for n in journals]
+    epoch = max(epochs)
     meta = Meta(FORMAT, cluster_id, node_id, layout.num_partitions, epoch, key)
     folder = NewFolder(directory, meta, segment_bytes=segment_bytes)
     try:
@@ -78,19 +82,34 @@ def move_out(
     return MovedOut(cluster_id, size_bytes, epoch)
 
 
-def _freeze(visit: Visit, place: Place, layout: Layout, number: int, claim: str) -> int:
-    """Have nobody lead a journal any more; return its epoch from then on."""
+def thaw(visit: Visit, place: Place, *, layout: Layout, new_id: Callable[[], str]) -> None:
+    """Let a frozen cluster be led again, by whoever claims it.
+
+    Interrupted, it is done again: what isn't frozen stays as it is.
+
+    Raises:
+        ClusterRefused: It can't be changed.
+        EnsembleUnreachable: The connection broke.
+    """
+    for number in range(layout.journals):
+        _set_frozen(visit, place, layout, number, new_id(), is_frozen=False)
+
+
+def _set_frozen(
+    visit: Visit, place: Place, layout: Layout, number: int, claim: str, *, is_frozen: bool
+) -> int:
+    """Have nobody lead a journal any more, or let it be led; return its epoch from then on."""
     while True:
         read = visit.ask(ReadLeader(number))
         if read.code is not Code.OK:
             raise _refused(read, place)
         leader: Leader | None = read.value
-        if leader is not None and leader.is_frozen:
-            return leader.epoch
-        epoch = 1 if leader is None else leader.epoch + 1
-        frozen = Leader(epoch, NO_LEADER, "", 0, claim, is_frozen=True)
+        before = 0 if leader is None else leader.epoch
+        if (leader is not None and leader.is_frozen) == is_frozen:
+            return before
+        nobody = Leader(before + 1, NO_LEADER, "", 0, claim, is_frozen=is_frozen)
         partitions = layout.partitions_of(number)
-        reply = visit.ask(SetLeader(number, read.version, frozen, partitions, ()))
+        reply = visit.ask(SetLeader(number, read.version, nobody, partitions, ()))
         if reply.code not in {Code.OK, Code.FENCED}:
             raise _refused(reply, place)
 

@@ -22,7 +22,7 @@ from coordinator.cluster.effects import (
     Effect,
     Failed,
     HandedOver,
-    KeptLead,
+    HandsOver,
     Leads,
     Purged,
     Renewed,
@@ -149,8 +149,8 @@ class ClusterNode:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this node follows every journal, or leads it."""
-        return all(journal.is_following for journal in self.journals)
+        """Whether this node follows every journal, or leads it, and knows that in this session."""
+        return all(journal.is_ready for journal in self.journals)
 
     @property
     def can_hand_over(self) -> bool:
@@ -278,8 +278,8 @@ class ClusterNode:
     # --- being registered ---------------------------------------------------------------
 
     def _register(self) -> None:
-        registration = replace(self._registration, is_ready=self.is_ready)
-        self._send(Register(registration))
+        # Not ready: others may lead meanwhile what this node led, and it would have to load that.
+        self._send(Register(self._registration))
 
     def _begin_session(self) -> None:
         """Go on: this node is registered in the session that there is."""
@@ -338,11 +338,9 @@ class ClusterNode:
         elif reply.value.run == mine.run and reply.owner == self._session:
             self._registered = reply.value
             self._begin_session()
-        elif reply.value.run != mine.run and reply.value.endpoints != mine.endpoints:
+        elif not (self._may_wait and _hosts(reply.value) & _hosts(mine)):
             where = ", ".join(reply.value.endpoints)
             self._fail(f"node {mine.node} is there already, at {where}; each needs its own node.id")
-        elif not self._may_wait:
-            self._fail(f"another process with these listeners is registered as node {mine.node}")
         elif self._waits_since_ms is None:
             self._waits_since_ms = self._now_ms  # The end of its session, of which a watch tells.
 
@@ -471,9 +469,9 @@ class ClusterNode:
                 case Leads(journal) if journal:
                     self._hold(journal)
                     continue
-                case Renewed(journal) | KeptLead(journal) if journal in self._held:
+                case Renewed(journal) if journal in self._held:
                     continue
-                case Deposed(journal) | HandedOver(journal):
+                case Deposed(journal) | HandsOver(journal):
                     self._held.pop(journal, None)
                 case Confirmed(0, number):
                     for held in self._held.values():
@@ -498,7 +496,6 @@ class ClusterNode:
         caught_up = self.journals[0].caught_up
         for number, held in tuple(self._held.items()):
             journal = self.journals[number]
-            # It may be about to be handed over; if that fails, its lead is kept.
             is_over = held.is_over or 0 < held.catch_up <= caught_up
             if is_over and journal.role is Role.LEADING:
                 del self._held[number]
@@ -536,6 +533,11 @@ class _Held:
     is_over: bool = False
 
 
+def _hosts(registration: Registration) -> set[str]:
+    """Return where a node is. Its ports may be others after a restart."""
+    return {host for host, _ in registration.addresses}
+
+
 def _standing(journal: ReplicatedJournal) -> tuple[object, ...]:
     """Return what the plan depends on."""
-    return journal.leader, journal.role, journal.is_following
+    return journal.leader, journal.role, journal.is_ready

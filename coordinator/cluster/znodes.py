@@ -265,7 +265,7 @@ def _state(leader: int, leader_epoch: int, in_sync: Sequence[int]) -> bytes:
 
 def encode_registration(registration: Registration) -> bytes:
     """Return it as Kafka's brokers register, with what is ours behind it."""
-    host, port = _host_and_port(registration.endpoints[0])
+    host, port = registration.addresses[0]
     return _json(
         {
             "version": 5,
@@ -279,11 +279,6 @@ def encode_registration(registration: Registration) -> bytes:
             "ready": registration.is_ready,
         }
     )
-
-
-def _host_and_port(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def decode_registration(node: int, data: bytes) -> Registration:

@@ -27,6 +27,7 @@ A client that comes to nothing
 kazoo's thread ends at anything that it doesn't know, and at a log-in that is refused; and it
 may hang where a name is looked up. `ZooKeeper.run` sees to that: it makes another client. If the
 thread has ended, the new one goes on with its session: nothing of the old one can come any more.
+And it goes on from what that one has seen, as a server that is behind would show it the past.
 
 So it does if no server has let the client in for a while. A server refuses whoever has seen more
 than it has itself, for ever if the ensemble was set back to a backup; whoever comes with a new
@@ -617,6 +618,7 @@ class ZooKeeper:
         self._handler: _Handler
         self._ended = trio.Event()
         self._resumable: tuple[int, bytes] | None = None
+        self._seen_zxid = 0  # By the session; kazoo forgets it when its thread ends.
         self.session = 0
 
     @property
@@ -688,19 +690,28 @@ class ZooKeeper:
         self._client = client = _client(
             self._clients, self._access, self._handler, self._words, self._resumable
         )
+        if self._resumable is not None:
+            client.last_zxid = self._seen_zxid
         client.add_listener(lambda _: self._note_state(client))
         client.start_async()
 
     def _note_state(self, client: Any) -> None:
         """Pass a change on, in kazoo's thread."""
-        changed = partial(self._changed, client, client.client_state, client.client_id)
+        state, session, zxid = client.client_state, client.client_id, client.last_zxid
+        changed = partial(self._changed, client, state, session, zxid)
         self._deliver(changed, outcome.Value(None))
 
     def _changed(
-        self, client: Any, state: str, session: tuple[int, bytes] | None, _: outcome.Outcome[None]
+        self,
+        client: Any,
+        state: str,
+        session: tuple[int, bytes] | None,
+        zxid: int,
+        _: outcome.Outcome[None],
     ) -> None:
         if client is not self._client:
             return
+        self._seen_zxid = zxid
         if state == KeeperState.CONNECTED and session is not None:
             self._connected(session)
             return

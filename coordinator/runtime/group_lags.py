@@ -4,7 +4,7 @@ Both go over all groups of the node, which may take long. So they are tasks, whi
 they have held up everybody else for half a millisecond. One request is answered after the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 import trio
@@ -15,7 +15,7 @@ from coordinator.group.lag_samples import MINUTE_MS
 from coordinator.group.node_shard import NodeShard
 from coordinator.group.scans import Cursor, decode_cursor
 from coordinator.group.shard import GroupShard
-from coordinator.runtime.calls import Call, CallQueue, Gather, gather_lists
+from coordinator.runtime.calls import Call, CallQueue, gather_lists
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol.errors import ErrorCode
 from protocol.messages import GroupSummary, SummarizeGroupsRequest, SummarizeGroupsResponse
@@ -89,20 +89,22 @@ class GroupLags:
             if shard.partition < first:
                 continue
             after_id = group_id if shard.partition == first else ""
-            share = await self._fill(page, shard, after_id, turn)
-            _show(gather, shard, share, self._now())
+            looking = self._fill(page, shard, after_id, turn)
+            part = gather.part(lambda error: error)
+            for _ in shard.read_in_slices(None, part, looking, self._now):
+                await trio.lowlevel.checkpoint()
             if page.end is not None:
                 break
         gather.seal()
 
-    async def _fill(
+    def _fill(
         self, page: "_Page", shard: Shard, after: str, turn: Turn
-    ) -> list[GroupSummary]:
+    ) -> Generator[None, None, list[GroupSummary]]:
         """Return the groups of *shard* after *after*, as many as the page has room for."""
         share: list[GroupSummary] = []
         for group in shard.core.summaries(after, page.request, self._now().mono_ms, turn):
             if group is None:
-                await trio.lowlevel.checkpoint()
+                yield
                 continue
             if page.has_room(group):
                 share.append(group)
@@ -157,8 +159,3 @@ class _Page:
         self._groups_left -= 1
         self.is_full = not self._groups_left
         return True
-
-
-def _show(gather: Gather, shard: Shard, share: list[GroupSummary], now: Now) -> None:
-    """Add *share* to the answer, once what it shows is durable."""
-    shard.read(None, gather.part(lambda error: error), lambda: share, now)

@@ -21,8 +21,8 @@ expired deadline, an answer released. Nine tasks drive what is not a request:
   for a flush too long, and the room that is left.
 
 What is the node's own (topics, rules of access, users, quotas) is a shard like the others, over the
-node's own partition. What changes of topics, the shards of groups are told at once, also where
-another node has decided it (`tell_changes`); when each of them has removed a deleted topic's
+node's own partition. What changes of topics, the shards of groups are told once the log has it,
+whichever node has decided it (`tell_changes`); when each of them has removed a deleted topic's
 offsets, the topic is forgotten.
 
 Time, threads and the rounds in which requests are handled come in from outside, as one
@@ -111,6 +111,7 @@ class Node:
         self.quotas_changed: Callable[[], None] = lambda: None
         self._told = (0, 0)  # The versions of users and quotas that were told.
         self._told_version = 0  # Of the topics.
+        self._tell_at = 0  # Their changes, when the log has so much of what is the node's own.
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
@@ -214,9 +215,13 @@ class Node:
 
     def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request about what is the node's own, and have told whoever is concerned."""
+        topics = self.registry.core.registry
+        version = topics.version
         try:
             self.registry.handle(request, token, caller, now)
         finally:
+            if topics.version != version:
+                self._tell_at = self.registry.log.end_offset(NODE_PARTITION)
             self.tell_changes(now)
 
     def read_changes(self, call: Call) -> None:
@@ -413,6 +418,8 @@ class Node:
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
+        if NODE_PARTITION in ends:
+            self.tell_changes(now)
         if self._to_collect:
             self._look_at_purged()
         self._store.flushed()
@@ -444,6 +451,10 @@ class Node:
             self.users_changed()
         if told[1] != self._told[1]:
             self.quotas_changed()
+        if not self.registry.is_led:
+            self._tell_at = 0
+        elif self.registry.gate.committed_offset < self._tell_at:
+            return  # What groups do about it might come into their logs, and this into none.
         deleted = self._purges.begin(core.take_changes())
         version, self._told_version = self._told_version, core.registry.version
         if version == self._told_version and not deleted:

@@ -36,13 +36,13 @@ import outcome
 import trio
 
 from coordinator.cluster import effects as e
-from coordinator.cluster.engine import Engine, Event, Registration, Reply, Request
+from coordinator.cluster.engine import Engine, Event, Reply, Request
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import ClusterNode
 from coordinator.group.core import Now
 from coordinator.log.errors import LogError, LogFailed
 from coordinator.log.format import Batch, Flush
-from coordinator.runtime.coordination import Endpoints, Leader, NotLed, Peer
+from coordinator.runtime.coordination import Leader, NotLed, Peer
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
@@ -218,12 +218,12 @@ class Replication:
         if found is None:
             return None
         leader, registration = found
-        return Leader(leader.node, _endpoints(registration), leader.epoch)
+        return Leader(leader.node, registration.addresses, leader.epoch)
 
     def nodes(self) -> Sequence[Peer]:
         """Return the registered nodes, as far as this one has seen; see `Coordination`."""
         return [
-            Peer(node, _endpoints(registration), registration.is_ready)
+            Peer(node, registration.addresses, registration.is_ready)
             for node, (registration, _) in sorted(self.machine.nodes.items())
         ]
 
@@ -484,7 +484,7 @@ class _Journal:
         self.runners: Sequence[Runner] = ()
         self._journal = journal
         self._store = store
-        self._queue: deque[e.Followed | e.Leads | e.KeptLead] = deque()
+        self._queue: deque[e.Followed | e.Leads] = deque()
         self.moves: list[tuple[int, Callable[[bool], None]]] = []  # Asked for by operators.
         self._wake = trio.Event()
         self._is_paused = self._is_cut_off = False
@@ -523,9 +523,7 @@ class _Journal:
         """Do what the machine says of this journal."""
         self._handlers[type(effect)](effect, node, now)
 
-    def _put_off(
-        self, effect: e.Followed | e.Leads | e.KeptLead, _node: LogUser, _now: Now
-    ) -> None:
+    def _put_off(self, effect: e.Followed | e.Leads, _node: LogUser, _now: Now) -> None:
         self._queue.append(effect)
         self._wake.set()
 
@@ -562,8 +560,7 @@ class _Journal:
         self._store.tell("journal.handed_over", self.number)
         self._end_moves()
 
-    def _kept_lead(self, effect: e.KeptLead, node: LogUser, now: Now) -> None:
-        self._put_off(effect, node, now)
+    def _kept_lead(self, _effect: e.KeptLead, _node: LogUser, _now: Now) -> None:
         self._end_moves()
 
     def _end_moves(self) -> None:
@@ -658,13 +655,3 @@ class _Journal:
             node.activated(runner)
         self._store.tell("journal.led", self.number, leader_epoch=epoch)
         self._store.changed()
-
-
-def _endpoints(registration: Registration) -> Endpoints:
-    return tuple(map(_host_and_port, registration.endpoints))
-
-
-def _host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the address of a registered endpoint, `name://host:port`."""
-    host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return host.strip("[]"), int(port)

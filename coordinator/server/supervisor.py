@@ -14,7 +14,8 @@ What all of them say comes to one word for the service manager of the supervisor
        |         |
        +---------+---> given up: it was refused, and the next start would find the same
 
-A node that has said anything, also that it loads, is ended if nothing more comes for a minute. One
+A node that has said anything, also that it loads, is ended if nothing more comes for a minute; one
+that has never said anything after five, as it waits for ZooKeeper before its event loop turns. One
 that ends is started again, later and later. Its standard input ends with the supervisor,
 which it takes for SIGTERM: no node is left behind by a supervisor that was killed. Nodes are
 process groups of their own, so what is typed on a terminal reaches the supervisor alone.
@@ -22,6 +23,7 @@ process groups of their own, so what is typed on a terminal reaches the supervis
 
 import math
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,6 +48,8 @@ RETRY_LAST_S: Final = 60.0
 CALM_S: Final = 60.0
 # An event loop that hangs so long is ended.
 WATCHDOG_S: Final = 60.0
+# So long a start may be silent: servers of ZooKeeper that don't answer take it two minutes.
+FIRST_WORD_S: Final = 300.0
 # So much longer than its drain takes at most a node may need to end.
 GRACE_S: Final = 10.0
 _NOT_STARTED: Final = 1
@@ -198,7 +202,7 @@ class Supervisor:
             if node.due_s > now_s:
                 continue
             if node.state is _State.WAITING:
-                self._enter(node, _State.STARTED, now_s)
+                self._enter(node, _State.STARTED, now_s, FIRST_WORD_S)
                 self._out.append(Start(number))
             elif node.state in _RUNS:
                 node.due_s = math.inf  # Its end is what comes next.
@@ -335,9 +339,9 @@ class _Processes:
         with ExitStack() as files:
             try:
                 path.unlink(missing_ok=True)
-                ear = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
-                files.enter_context(ear)
-                await ear.bind(str(path))
+                bound = files.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                bound.bind(str(path))
+                ear = trio.socket.from_stdlib_socket(bound)
                 process = await self._started(node, str(path))
             except OSError as exc:  # Too little memory, too many files: the others go on.
                 self.early.pop(node, None)

@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 # A new command must say what it is: without a coordinator, a look at one, or a change.
 OFFLINE: Final = {
     *("serve", "settings", "log compact", "log dump", "log repair", "log verify"),
-    *("cluster export", "cluster init"),
+    *("cluster export", "cluster init", "cluster thaw"),
 }
 LOOKS: Final = {
     *("cluster status", "compact", "health", "ping", "reload"),
@@ -35,7 +35,7 @@ CHANGES: Final = {
     *("users add", "users password", "users remove", "zookeeper import"),
 }
 PRINT_ROWS: Final = {
-    *(*LOOKS, *CHANGES, "cluster export"),
+    *(*LOOKS, *CHANGES, "cluster export", "cluster thaw"),
     *("settings", "log dump", "log verify"),
 }
 
@@ -109,7 +109,7 @@ def test_who_prints_rows_prints_them_for_programs_too(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LEAVES))
 def test_who_changes_something_takes_a_yes_and_nobody_else_does(name: str) -> None:
     """A script that says --yes to a look has mistaken it for something else."""
-    assert ("--yes" in options_of(name)) == (name in {*CHANGES, "cluster export"})
+    assert ("--yes" in options_of(name)) == (name in {*CHANGES, "cluster export", "cluster thaw"})
     assert not options_of(name) & {"--execute", "--dry-run", "--force"}
 
 

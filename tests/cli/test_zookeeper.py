@@ -108,6 +108,22 @@ def test_again_it_goes_on_where_it_was(line: CommandLine, znodes: Ensemble, grou
     assert (last.exit_code, {row[-1] for row in rows(last)}) == (0, {"unchanged"})
 
 
+def test_groups_that_are_there_do_not_end_an_import(
+    line: CommandLine, znodes: Ensemble, groups: Groups
+) -> None:
+    """More than are asked about together: what is missing behind them would be left out."""
+    names = [f"group-{number:03}" for number in range(100)]
+    for name in names:
+        put(znodes, name, "t", 1)
+        groups.stored[name] = {("t", 0): (1, -1, "")}
+    put(znodes, "z", "t", 7)
+    done = run(line, "--yes")
+
+    assert done.exit_code == 0
+    assert [row[-1] for row in rows(done)] == ["unchanged"] * len(names) + ["imported"]
+    assert groups.stored["z"] == {("t", 0): (7, -1, "")}
+
+
 def test_what_is_bad_is_told_and_the_rest_is_imported(
     line: CommandLine, znodes: Ensemble, groups: Groups
 ) -> None:

@@ -30,6 +30,7 @@ import pytest
 from coordinator.cluster import effects as fx, entries, znodes
 from coordinator.cluster.engine import Registration, Reply, Request, Snapshot
 from coordinator.cluster.entries import Joiner, batches_in, decode
+from coordinator.cluster.journal import Member
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.snapshots import make_snapshot
 from coordinator.log.errors import LogFailed
@@ -219,24 +220,18 @@ class Host:
     def _followed(self, effect: fx.Followed) -> None:
         self.followed[effect.journal].append(effect.batches)
 
-    def _leads(self, effect: fx.Leads | fx.KeptLead) -> None:
+    def _leads(self, effect: fx.Leads) -> None:
         journal, log = effect.journal, self.world.logs[effect.journal]
         held = self.held[journal]
         # It may be deposed by now, and not know it: then there is more.
         whole = list(log.tokens)[: len(held)] == list(held)
         require(whole, f"node {self.number} leads journal {journal} and holds another log")
-        self._serve(journal, effect.epoch)
-        for partition in self.cluster.journals[journal].partitions:
-            self.durable[partition] = self.cluster.journals[journal].end_offset(partition)
-
-    def _kept(self, effect: fx.KeptLead) -> None:
-        self._serve(effect.journal, effect.epoch)
-
-    def _serve(self, journal: int, epoch: int) -> None:
         knows_topics = len(self.held[0]) >= self.world.topics.get(journal, 0)
         require(knows_topics, "a group knows topics that its node doesn't")
-        self.epochs[journal] = self.terms[journal] = epoch
+        self.epochs[journal] = self.terms[journal] = effect.epoch
         self.to_stop.discard(journal)
+        for partition in self.cluster.journals[journal].partitions:
+            self.durable[partition] = self.cluster.journals[journal].end_offset(partition)
 
     def _renewed(self, effect: fx.Renewed) -> None:
         self.terms[effect.journal] = effect.epoch
@@ -391,7 +386,7 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
     fx.LoadAnew: Host._load_anew,
     fx.Followed: Host._followed,
     fx.Leads: Host._leads,
-    fx.KeptLead: Host._kept,
+    fx.KeptLead: lambda host, effect: None,
     fx.Renewed: Host._renewed,
     fx.Written: Host._written,
     fx.Confirmed: Host._confirmed,
@@ -496,15 +491,20 @@ class History:
             self._all_run_on()
 
     def _return_half(self, host: Host, journal: int) -> None:
-        """Have a process registered anew, and handed the journal, before it hears of either."""
+        """Have a process registered anew, and handed the journal, before it hears of either.
+
+        It isn't ready yet, and no plan gives it anything; but nothing is safe because of that.
+        """
         host.line.drop()
         host.line.connect()
         if host.line.has_requests:
             host.line.serve()
         self._all_run_on()
+        assert host.line.session is not None
+        successor = Member(host.number, host.run, host.line.session.number)
         for other in self.hosts:
             if other is not host and journal in other.epochs:
-                other.move(journal, host.number)
+                other.act(other.cluster.journals[journal].hand_over(successor))
         self._all_run_on()
 
     def _repeat_late(self) -> None:

@@ -367,10 +367,11 @@ async def test_a_client_whose_loop_ends_is_replaced_in_its_session(zookeeper: En
 
     async with running(accessed(zookeeper.hosts)) as world:
         version = await world.lead()
-        before = world.engine.session
+        before, seen = world.engine.session, world.engine._client.last_zxid
         world.engine._client._call(Broken(), None)
         await world.told(Suspended)
         await world.told(Connected)
         assert before == world.engine.session
+        assert world.engine._client.last_zxid >= seen > 0
         assert "zookeeper.client_replaced" in world.names
         assert Code.OK is (await world.insist(Confirm(0, version))).code

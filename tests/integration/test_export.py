@@ -87,6 +87,30 @@ async def test_groups_move_from_a_cluster_into_a_folder_and_back(
         assert state_of(nodes.running[1]) == state
 
 
+async def test_an_export_is_undone_and_groups_go_on(zookeeper: Ensemble, tmp_path: Path) -> None:
+    """Who has exported too early must not need a backup of ZooKeeper."""
+    where = f"{zookeeper.hosts}/export/{next(_numbers)}"
+    thaw = ("cluster", "thaw", *options(where))
+    run = trio.to_thread.run_sync
+    with cluster(where, *LAYOUT, "group.initial.rebalance.delay.ms=0", nodes=2) as nodes:
+        async with workers(nodes, *GROUPS) as working:
+            early = await run(run_cli, *thaw)
+            to = ("--to", str(tmp_path / "data"), "--yes")
+            done = await run(run_cli, "cluster", "export", *to, *options(where))
+            assert done.returncode == 0, done.stderr
+            dry = await run(run_cli, *thaw)
+            thawed = await run(lambda: run_cli(*thaw, "--yes"))
+            for worker in working.values():
+                await worker.commits_on(10)
+        for worker in working.values():
+            assert (len(worker.generations), len(worker.member_ids)) == (1, 1)
+
+    assert (early.returncode, early.stdout.endswith(" isn't frozen.\n")) == (0, True)
+    assert (dry.returncode, dry.stdout.count("frozen")) == (3, 3)
+    assert (thawed.returncode, thawed.stderr) == (0, "")
+    assert "may lead the cluster" in thawed.stdout
+
+
 def check(state: dict[str, Any], working: dict[str, Worker]) -> None:
     """Fail unless a folder has what clients were told; what was on its way may be there, too."""
     for name, worker in working.items():

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from bench.ensemble import Ensemble
-from bench.processes import free_port
 from tests.integration.daemon import Daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
@@ -26,8 +25,7 @@ def nodes(zookeeper: Ensemble, *prefix: str) -> Iterator[Daemon]:
     """Run two nodes in a chroot that nobody has used; wait until both are ready."""
     where = f"cluster.zookeeper={zookeeper.hosts}/nodes/{next(_numbers)}"
     settings = (where, f"node.id={NODES[0]}", "cluster.session.timeout.ms=4000")
-    # One that is started again at another port would be taken for a stranger.
-    one = Daemon(None, settings, port=free_port(), prefix=prefix, options=[f"--nodes={len(NODES)}"])
+    one = Daemon(None, settings, prefix=prefix, options=[f"--nodes={len(NODES)}"])
     try:
         until(lambda: {line["node_id"] for line in one.events("ready")} == {*NODES}, "both ready")
         yield one

@@ -81,8 +81,6 @@ def children(node: Daemon) -> list[int]:
     return found
 
 
-# A node that is started again may not be ready within a minute: not understood yet.
-@pytest.mark.nightly
 async def test_snapshots_are_made_under_load_and_nobody_notices(
     nodes: Nodes, access: Access
 ) -> None:

@@ -13,7 +13,7 @@ import trio.lowlevel
 from trio.testing import MockClock
 
 from coordinator.cluster import entries
-from coordinator.cluster.engine import Reply, Request, SetLeader, Suspended
+from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspended
 from coordinator.cluster.journal import Role
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
@@ -42,10 +42,24 @@ from protocol.messages import (
 )
 from protocol.partition import NO_LEADER_EPOCH, TopicPartition
 from tests.server.world import Client, beat, commit, join
-from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, ask, cluster, until
+from tests.sim.cluster import (
+    JOURNALS,
+    PARTITIONS,
+    SESSION_TIMEOUT_MS,
+    Cluster,
+    Contact,
+    Host,
+    ask,
+    cluster,
+    until,
+)
 
 SESSION_MS: Final = 10_000
-FETCH: Final = OffsetFetchRequest((GroupFetch("g", (TopicPartitions("t", (0,)),)),), False)
+
+
+def fetch(group_id: str = "g") -> OffsetFetchRequest:
+    """Ask for the committed offset of a group's partition."""
+    return OffsetFetchRequest((GroupFetch(group_id, (TopicPartitions("t", (0,)),)),), False)
 
 
 async def become_member(client: Client, group_id: str = "g") -> tuple[str, int]:
@@ -106,9 +120,9 @@ def group_led_elsewhere(here: Cluster, node: Host) -> str:
     return next(name for name in names if here.leader_of(name) is not node)
 
 
-async def fetched(client: Client) -> int:
+async def fetched(client: Client, group_id: str = "g") -> int:
     """Return the committed offset of the group's partition."""
-    answer: Any = await ask(client, FETCH)
+    answer: Any = await ask(client, fetch(group_id))
     (group,) = answer.groups
     assert group.error == 0, group
     offset: int = group.topics[0].partitions[0].offset
@@ -394,6 +408,52 @@ async def test_a_release_that_reads_nothing_of_the_others_is_refused(
     )
 
 
+async def test_a_node_that_comes_back_at_another_port_waits_for_its_former_session(
+    autojump_clock: MockClock,
+) -> None:
+    """Port 0 is another one at each start, and a supervisor gives up who is refused."""
+    async with cluster() as here:
+        old = here.hosts[1]
+        here.kill(old)
+        here.endpoint = "plain://{}:9311"
+        new = here.start(1)
+        await trio.sleep(SESSION_TIMEOUT_MS / 1000)
+        assert not new.machine.is_connected
+
+        here.end_session(old)
+        await until(lambda: here.is_settled)
+        assert new.machine.is_connected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "refused_after_s"),
+    [("plain://elsewhere:9310", 0), ("plain://{}:9311", 3 * SESSION_TIMEOUT_MS / 1000)],
+)
+async def test_a_second_node_of_one_number_is_refused(
+    autojump_clock: MockClock, endpoint: str, refused_after_s: float
+) -> None:
+    """One on the same machine may be itself, until its former session would have ended for long."""
+    began_s = 0.0
+
+    async def start_another() -> None:
+        nonlocal began_s
+        async with cluster() as here:
+            here.endpoint = endpoint
+            here.start(1)
+            began_s = trio.current_time()
+            await trio.sleep(60)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await start_another()
+    refused, others = failed.value.split(LogRefused)
+
+    assert others is None
+    assert "node 1 is there already, at plain://node1:9310; each needs its own node.id" in "".join(
+        traceback.format_exception(refused)
+    )
+    assert refused_after_s == pytest.approx(trio.current_time() - began_s, abs=1)
+
+
 async def test_a_node_that_hears_nothing_never_answers_with_the_past(
     autojump_clock: MockClock,
 ) -> None:
@@ -404,7 +464,7 @@ async def test_a_node_that_hears_nothing_never_answers_with_the_past(
         assert await error_of(client, commit(7)) == 0
         old.contact = Contact.DEAF
         here.end_session(old)
-        read = client.send(FETCH)
+        read = client.send(fetch())
         new = await here.new_leader_of("g", old)
         assert await error_of(new.connect(), commit(8)) == 0
         assert read not in client.answers()
@@ -427,7 +487,7 @@ async def test_a_read_shows_nothing_that_is_yet_to_be_written(autojump_clock: Mo
         for _ in range(3):  # Until its flush is on its way.
             await trio.lowlevel.checkpoint()
         second = b.send(commit(2))
-        read = a.send(FETCH)
+        read = a.send(fetch())
         await until(lambda: read in a.answers())
         here.kill(old)
         here.end_session(old)
@@ -443,13 +503,13 @@ async def test_what_waits_is_answered_in_the_epoch_of_a_new_session(
     autojump_clock: MockClock,
 ) -> None:
     """Whoever has heard of that epoch already would take the answer for a former leader's."""
-    async with cluster() as here:
+    async with cluster(nodes=1) as here:
         node = here.leader_of("g")
         client = node.connect()
         assert await error_of(client, commit(1)) == 0
         journal = node.machine.journal_of(node.node.shard_of("g").partition)
         before = journal.leader_epoch
-        written, read = client.send(commit(2)), client.send(FETCH)
+        written, read = client.send(commit(2)), client.send(fetch())
         await trio.lowlevel.checkpoint()
         here.end_session(node)
         await until(lambda: {written, read} <= client.answers().keys())
@@ -472,7 +532,7 @@ async def test_a_node_that_is_cut_off_for_a_while_evicts_nobody(
             assert await error_of(client, beat(member_id, generation)) == 0
         node.contact = Contact.CUT_OFF
         await trio.sleep(0.5)
-        waiting = client.send(FETCH)
+        waiting = client.send(fetch())
         await trio.sleep(1)
         refused = await error_of(client, beat(member_id, generation))
         await trio.sleep(2.5)
@@ -704,6 +764,46 @@ async def test_a_deleted_topic_waits_for_a_journal_that_nobody_leads(
         await until(lambda: not any(holds(host, "t") for host in here.hosts.values()))
 
         assert registrar.told("topics.forgotten") == [{"count": 1, "topics": ["t"]}]
+
+
+async def test_a_deletion_that_never_reached_the_log_has_removed_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader knows nothing of it, and numbers another change as this one was.
+
+    Who was told by the first one would take the second for done.
+    """
+    async with cluster(nodes=1) as here:
+        (old,) = here.hosts.values()
+        client = old.connect()
+        registered = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
+        assert await error_of(client, registered) == 0
+        group_id = next(
+            name
+            for name in map("g{}".format, range(100))
+            if old.node.shard_of(name).partition % JOURNALS
+        )
+        assert await error_of(client, commit(7, group_id=group_id)) == 0
+        submit = old.line.submit
+
+        def hold(request: Request, done: Callable[[Reply], None]) -> None:
+            if not (isinstance(request, Append) and not request.journal):
+                submit(request, done)
+
+        monkeypatch.setattr(old.line, "submit", hold)
+        client.send(DeleteTopicsRequest(("t",)))
+        await trio.sleep(1)
+        here.kill(old)
+        here.end_session(old)
+        new = here.start(2)
+        await until(lambda: here.is_settled)
+        assert await fetched(new.connect(), group_id) == 7
+        assert {purged(here, number) for number in range(JOURNALS)} == {b"0"}
+        await delete(here, "t")
+        await until(lambda: not holds(new, "t"))
+        assert await error_of(new.connect(), registered) == 0
+
+        assert await fetched(new.connect(), group_id) == -1
 
 
 async def test_nothing_is_said_to_be_removed_before_that_is_in_the_log(

@@ -155,11 +155,12 @@ async def test_what_is_told_of_a_group_is_durable(autojump_clock: MockClock) -> 
         assert [8] == [group.lag for group in answer.groups]
 
 
+@pytest.mark.parametrize("is_served_again", [False, True])
 async def test_a_partition_that_is_taken_away_meanwhile_is_said_so(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    is_served_again: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of its groups would look like all of them."""
-    async with world("offsets.topic.num.partitions=1") as w:
+    """Half of its groups would look like all of them, or like what the next load has found."""
+    async with world("offsets.topic.num.partitions=1") as w, trio.open_nursery() as nursery:
         client = w.connect()
         for number in range(20):
             await client.ask(commit(1, group_id=f"g{number}"))
@@ -169,12 +170,15 @@ async def test_a_partition_that_is_taken_away_meanwhile_is_said_so(
             looks.append(number)
             if len(looks) == 10:
                 w.node.unload(0)
+                if is_served_again:
+                    nursery.start_soon(w.node.load_partition, 0)
             return True
 
         monkeypatch.setattr(lag.Turn, "is_over_after", is_over_after)
 
         assert ErrorCode.NOT_COORDINATOR == await client.error(EVERYTHING)
         assert 10 <= len(looks) < 40
+        assert w.node.shards[0].is_whole == is_served_again
 
 
 async def test_commits_are_answered_while_all_groups_are_looked_at(

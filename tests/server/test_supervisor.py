@@ -14,6 +14,7 @@ from coordinator.config import ConfigError, load_settings
 from coordinator.server.service_manager import ServiceManager
 from coordinator.server.supervisor import (
     CALM_S,
+    FIRST_WORD_S,
     RETRY_LAST_S,
     WATCHDOG_S,
     Effect,
@@ -144,9 +145,16 @@ def test_an_event_loop_that_hangs_is_ended() -> None:
     assert supervisor.next_due_s() == 30 + WATCHDOG_S
 
 
-def test_a_start_that_has_said_nothing_is_waited_for() -> None:
-    """It may wait for a former session's end, and for servers; that has times of its own."""
-    assert running(1, ready=False).next_due_s() == math.inf
+def test_a_start_that_never_says_anything_is_ended() -> None:
+    """It may wait for servers that are about to start, but not for ever."""
+    supervisor = running(1, ready=False)
+
+    assert supervisor.next_due_s() == FIRST_WORD_S
+    assert supervisor.tick(FIRST_WORD_S) == [
+        Tell("node.hangs", {"node": 1}),
+        Send(1, signal.SIGKILL),
+    ]
+    assert supervisor.next_due_s() == math.inf  # Its end is what comes next.
 
 
 def test_a_node_that_loads_asks_for_time_as_long_as_its_loop_turns() -> None:

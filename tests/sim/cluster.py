@@ -70,7 +70,7 @@ class Host:
         def new_id() -> str:
             return f"{rng.getrandbits(128):032x}"
 
-        endpoints = (f"plain://{self.name}:9310",)
+        endpoints = (cluster.endpoint.format(self.name),)
         self.machine = ClusterNode(
             registration=Registration(
                 number, endpoints, WALL_MS, new_id(), cluster.formats, is_ready=False
@@ -219,6 +219,7 @@ class Cluster:
         self.settings = settings
         self.state_max_bytes = 1_000_000
         self.formats = FORMATS  # Of the release that the next node runs.
+        self.endpoint = "plain://{}:9310"  # Of the next node, with its name.
         self.tail_bytes = settings.cluster_snapshot_bytes
         self.tail_entries = settings.cluster_snapshot_entries
         self.heard: Callable[[Host, str, dict[str, Any]], None] = lambda _host, _name, _fields: None

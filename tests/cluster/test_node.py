@@ -1,0 +1,84 @@
+"""One node of a cluster, step by step, among others that go on."""
+
+import pytest
+
+from coordinator.cluster import effects as fx, znodes
+from coordinator.cluster.engine import Registration, SetLeader
+from coordinator.cluster.journal import Role
+from tests.cluster import model
+from tests.cluster.model import History, Host
+
+
+def registered(history: History, host: Host) -> Registration:
+    """Return what the ensemble has of a node."""
+    znode = history.world.ensemble.at(znodes.node_path(host.number))
+    assert znode is not None
+    return znodes.decode_registration(host.number, znode.data)
+
+
+def test_a_node_that_comes_back_is_not_ready_before_it_knows_what_it_lost() -> None:
+    """It would be given a journal that it has to load, and nobody could serve that meanwhile."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    old = next(host for host in history.hosts if host.epochs)
+    assert registered(history, old).is_ready
+    old.line.drop()
+    assert old.line.session is not None
+    history.world.ensemble.end(old.line.session)
+    others = [host for host in history.hosts if host is not old]
+    while not any(host.epochs for host in others):
+        history.world.now_ms += 100
+        for host in others:
+            history.do_all(host)
+            host.tick()
+    old.line.connect()
+    old.line.serve()
+    assert not registered(history, old).is_ready
+    seen = []
+    while old.line.has_requests or old.line.has_answers:
+        (old.line.serve if old.line.has_requests else old.line.deliver)()
+        old.take(0)
+        seen.append((registered(history, old).is_ready, old.cluster.journals[0].is_following))
+    history.come_to_rest()
+
+    assert (True, False) not in seen
+    assert registered(history, old).is_ready
+
+
+def take_over_from(history: History, old: Host, journal: int) -> Host:
+    """Have *journal* moved, and return who leads it without knowing the topics yet."""
+    new = next(host for host in history.hosts if host is not old)
+    old.move(journal, new.number)
+    old.stop(journal)
+    while new.cluster.journals[journal].role is not Role.LEADING:
+        for host in (old, new):
+            host.line.see(history.world.ensemble.transactions)
+            if host.line.has_requests:
+                host.line.serve()
+            elif host.line.has_answers:
+                host.line.deliver()
+    assert journal not in new.epochs
+    return new
+
+
+def test_a_hand_over_that_fails_is_told_though_the_topics_are_not_known_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator may have asked for it, and waits for what came of it."""
+    kept: list[fx.KeptLead] = []
+    monkeypatch.setitem(model._ACTIONS, fx.KeptLead, lambda _host, effect: kept.append(effect))
+    history = History(1, steps=0, journals=2)
+    history.run()
+    old = next(host for host in history.hosts if 0 in host.epochs)
+    if 1 not in old.epochs:
+        next(host for host in history.hosts if 1 in host.epochs).move(1, old.number)
+        history.come_to_rest()
+    new = take_over_from(history, old, 1)
+    new.move(1, old.number)
+    new.stop(1)
+    assert new.line.is_asked(SetLeader)
+    new.line.drop()
+    history.come_to_rest()
+
+    assert kept == [fx.KeptLead(1)]
+    assert 1 in new.epochs
