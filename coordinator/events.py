@@ -286,6 +286,13 @@ CATALOGUE: Final = (
         "The client of ZooKeeper came to nothing, as by a log-in that is refused; the next one "
         "begins in a second.",
     ),
+    _kind(
+        "zookeeper.stranger",
+        "warning",
+        "broker",
+        "Somebody who is no node, as a broker of Kafka, is registered under the cluster's chroot. "
+        "It counts for nothing.",
+    ),
     # --- groups ---
     _kind("group.member_added", "info", f"{_MEMBER} generation", "A member is in the group."),
     _kind(

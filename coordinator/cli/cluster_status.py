@@ -184,7 +184,7 @@ def from_zookeeper(visit: Visit, cluster_id: str, journals: int, state_bytes_lim
 def _registered(visit: Visit) -> Iterator[tuple[Registration, int]]:
     for node in sorted(_asked(visit, ListNodes()).value):
         reply = visit.ask(ReadNode(node))
-        if reply.code is Code.OK:
+        if reply.code is Code.OK and reply.value is not None:
             yield reply.value, reply.owner
 
 

@@ -162,6 +162,13 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """Somebody is registered who is no node. It counts for nothing."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The process must end with *error*.
 
@@ -188,5 +195,6 @@ Effect = (
     | Resumed
     | SnapshotEnded
     | Purged
+    | Stranger
     | Failed
 )

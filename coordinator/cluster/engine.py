@@ -175,6 +175,8 @@ class ListNodes:
 class ReadNode:
     """Read one registration, and watch it. `value`: `Registration`, with its `owner`. MISSING.
 
+    The value is None if somebody else has registered, such as a broker of Kafka.
+
     Attributes:
         journal: Which of the journals asks, before it claims; -1 for the node that they are of.
     """

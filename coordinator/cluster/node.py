@@ -27,6 +27,7 @@ from coordinator.cluster.effects import (
     Purged,
     Renewed,
     Send,
+    Stranger,
 )
 from coordinator.cluster.engine import (
     Announce,
@@ -315,6 +316,9 @@ class ClusterNode:
                 self._out.append(Purged(journal, reply.value))
 
     def _saw_node(self, node: int, reply: Reply) -> None:
+        if reply.code is Code.OK and reply.value is None:
+            self._saw_stranger(node)
+            return
         if reply.code is Code.OK:
             self.nodes[node] = Present(reply.value, reply.owner)
         else:
@@ -329,6 +333,14 @@ class ClusterNode:
             self._register()  # Somebody has removed it.
         elif reply.owner == self._session:
             self._registered = reply.value
+
+    def _saw_stranger(self, node: int) -> None:
+        """Somebody is registered who is no node: none that leads, and none to hand over to."""
+        self.nodes.pop(node, None)
+        if node == self._registration.node:
+            self._fail(f"who is registered as {node} is no node of this cluster")
+        else:
+            self._out.append(Stranger(node))
 
     def _saw_namesake(self, reply: Reply) -> None:
         """Somebody is registered as this node: a former session of its own, or another node."""

@@ -7,6 +7,7 @@ nothing of journals. All paths are under the cluster's chroot. docs/log-format.m
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
@@ -281,18 +282,20 @@ def encode_registration(registration: Registration) -> bytes:
     )
 
 
-def decode_registration(node: int, data: bytes) -> Registration:
-    """Return what a node has registered. Raises ValueError, KeyError or TypeError."""
-    fields = json.loads(data)
-    lowest, highest = map(int, fields["formats"])
-    return Registration(
-        node,
-        tuple(map(str, fields["endpoints"])),
-        int(fields["timestamp"]),
-        str(fields["run"]),
-        (lowest, highest),
-        bool(fields["ready"]),
-    )
+def decode_registration(node: int, data: bytes) -> Registration | None:
+    """Return what a node has registered, None if it is none of ours that has."""
+    with suppress(ValueError, KeyError, TypeError):
+        fields = json.loads(data)
+        lowest, highest = map(int, fields["formats"])
+        return Registration(
+            node,
+            tuple(map(str, fields["endpoints"])),
+            int(fields["timestamp"]),
+            str(fields["run"]),
+            (lowest, highest),
+            bool(fields["ready"]),
+        )
+    return None
 
 
 def encode_leader(leader: Leader) -> bytes:
@@ -543,6 +546,9 @@ def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Repl
         return Reply(Code.MISSING)
     if isinstance(request, engine.ListSnapshots):
         return Reply(Code.OK, tuple(sorted(names)))
+    if isinstance(request, engine.ListNodes):
+        # Tools of Kafka may write here, too.
+        names = tuple([name for name in names if name.isascii() and name.isdecimal()])
     numbers = sorted(map(int, names))
     if isinstance(request, engine.ListLog) and request.index is None:
         numbers = [number * ENTRIES_PER_DIRECTORY for number in numbers]

@@ -331,6 +331,8 @@ class Replication:
             case e.Purged(number, version):
                 self._purged[number] = version
                 self._node.purged_changed()
+            case e.Stranger(broker):
+                self._emit_event("zookeeper.stranger", {"broker": broker})
             case e.SnapshotEnded():
                 self._snapshotter.ended()
             case e.Failed(error):

@@ -398,6 +398,7 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
     fx.Resumed: lambda host, effect: host.paused.discard(effect.journal),
     fx.SnapshotEnded: lambda host, effect: None,
     fx.Purged: lambda host, effect: None,
+    fx.Stranger: lambda host, effect: None,
     fx.Failed: Host._failed,
 }
 

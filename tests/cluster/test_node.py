@@ -13,7 +13,9 @@ def registered(history: History, host: Host) -> Registration:
     """Return what the ensemble has of a node."""
     znode = history.world.ensemble.at(znodes.node_path(host.number))
     assert znode is not None
-    return znodes.decode_registration(host.number, znode.data)
+    found = znodes.decode_registration(host.number, znode.data)
+    assert found is not None
+    return found
 
 
 def test_a_node_that_comes_back_is_not_ready_before_it_knows_what_it_lost() -> None:
@@ -82,3 +84,24 @@ def test_a_hand_over_that_fails_is_told_though_the_topics_are_not_known_yet(
 
     assert kept == [fx.KeptLead(1)]
     assert 1 in new.epochs
+
+
+def test_who_is_no_node_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker of Kafka with the cluster's chroot ended all nodes, each with 78."""
+    strangers: list[int] = []
+    monkeypatch.setitem(
+        model._ACTIONS, fx.Stranger, lambda _, effect: strangers.append(effect.node)
+    )
+    history = History(1, steps=0, journals=1)
+    history.run()
+    ensemble = history.world.ensemble
+    old = next(host for host in history.hosts if host.epochs)
+    history.hosts.remove(old)
+    assert old.line.session is not None
+    ensemble.end(old.line.session)
+    brokers = [znodes.Make(znodes.node_path(number), b"{}") for number in (old.number, 99)]
+    ensemble.do(ensemble.connect(), znodes.Multi(tuple(brokers)), None)
+    history.come_to_rest()
+
+    assert any(host.epochs for host in history.hosts)
+    assert set(strangers) == {old.number, 99}

@@ -149,3 +149,12 @@ def test_what_cannot_be_read_is_refused_with_the_reason() -> None:
 
     assert reply.code is Code.REFUSED
     assert "KeyError('epoch')" in reply.value
+
+
+def test_brokers_of_kafka_are_no_nodes() -> None:
+    """One may have been given the cluster's chroot by mistake, and others put more there."""
+    broker = b'{"version":4,"host":"k","port":9092,"endpoints":["PLAINTEXT://k:9092"]}'
+    reply = znodes.reply(engine.ReadNode(7), Contents((Znode(broker, 4, 11),)))
+
+    assert (reply.code, reply.value, reply.owner) == (Code.OK, None, 11)
+    assert znodes.reply(engine.ListNodes(), Names(("7", "x", "1"))).value == (1, 7)
