@@ -43,6 +43,7 @@ SECRET_BYTES: Final = 16
 # (ZOOKEEPER-4925).
 OLDEST: Final = (3, 9, 4)
 _VERSION: Final = re.compile(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)")
+_SERVES_NOBODY: Final = "not currently serving requests"
 _SRVR_S: Final = 2.0
 _PROBE_S: Final = 5.0
 _READ_BYTES: Final = 65_536
@@ -110,8 +111,9 @@ def prepare(access: Access, *, patience_s: float) -> dict[str, str]:
         ClusterRefused: They can't be used; the message says why.
         EnsembleUnreachable: Nobody answers.
     """
-    away, silent = _check_versions(access)
     with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
+        # Servers that start together tell their versions once a majority is there.
+        away, silent = _check_versions(access)
         _make_chroot(visit, access)
     for server in servers_of(access):
         if server not in away:
@@ -133,11 +135,14 @@ def _check_versions(access: Access) -> tuple[dict[str, str], dict[str, str]]:
     away, silent = {}, {}
     for server in servers_of(access):
         try:
-            version = _version_in(_srvr(server, access))
+            answer = _srvr(server, access)
         except OSError as exc:
             away[server] = str(exc)
             continue
-        if version is None:
+        version = _version_in(answer)
+        if _SERVES_NOBODY in answer:
+            away[server] = "it serves nobody at the moment"
+        elif version is None:
             silent[server] = "it doesn't tell: srvr isn't in its 4lw.commands.whitelist"
         elif version < OLDEST:
             raise ClusterRefused(

@@ -1,7 +1,7 @@
 """What a node finds in a real ensemble before it runs, or makes, or refuses."""
 
 import json
-import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
@@ -263,18 +263,18 @@ def test_missing_rights_are_told(zookeeper: Ensemble) -> None:
 
 @contextmanager
 def telling(answer: bytes) -> Iterator[str]:
-    """Run a server that tells no more than this; yield its ``host:port``."""
+    """Run a server that tells everybody no more than this; yield its ``host:port``."""
 
-    def serve() -> None:
-        sock, _ = listener.accept()
-        with sock:
-            sock.recv(4)
-            sock.sendall(answer)
+    class Teller(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4)
+            self.request.sendall(answer)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Teller) as server:
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
         thread.join()
 
 
@@ -293,11 +293,15 @@ def test_servers_that_do_not_tell_their_version_are_named(zookeeper: Ensemble) -
     """One that is away for a moment must not keep the node from starting."""
     access = accessed(zookeeper)
     away = f"127.0.0.1:{free_port()}"
-    with telling(b"srvr is not executed because it is not in the whitelist.\n") as silent:
-        there = found(replace(access, hosts=f"{zookeeper.hosts},{silent},{away}"))
+    with (
+        telling(b"srvr is not executed because it is not in the whitelist.\n") as silent,
+        telling(b"This ZooKeeper instance is not currently serving requests\n") as idle,
+    ):
+        there = found(replace(access, hosts=f"{zookeeper.hosts},{silent},{idle},{away}"))
 
-    assert {silent, away} == set(there.unknown)
+    assert {silent, idle, away} == set(there.unknown)
     assert "whitelist" in there.unknown[silent]
+    assert "it serves nobody at the moment" == there.unknown[idle]
 
 
 def test_an_ensemble_that_is_away_is_told_within_the_patience() -> None:
