@@ -6,7 +6,8 @@ out, here and from the journals' own methods (`write`, `end_round`, `stopped`, `
 
 There is no controller. Each node sees the same znodes, works out the same plan, and claims what the
 plan says is its own and nobody leads; the next one in the row does so a second later. Only a leader
-itself hands over, one journal at a time, where the plan says that it has too many.
+itself hands over, one journal at a time, where the plan says that it has too many. Where nobody
+leads anything yet, the first one waits for those who start with it, so that nothing has to move.
 
 What a group knows of topics must not be ahead of what its node does. So a node that comes to lead a
 journal is told so when it has read the journal of the topics, 0, to its end as of then.
@@ -56,6 +57,8 @@ from coordinator.cluster.plan import plan, rank
 
 # The next node in the row claims so much later, and the same one tries again after that.
 CLAIM_AFTER_MS: Final = 1_000
+# So long the first node of a cluster that starts waits for the others, before it claims all.
+SETTLE_MS: Final = 1_000
 BALANCE_EVERY_MS: Final = 10_000
 DRAIN_AGAIN_MS: Final = 200
 
@@ -123,6 +126,7 @@ class ClusterNode:
         self._is_last_try = False
         self._may_wait = True
         self._is_draining = False
+        self._claims_from_ms: int | None = None
         self._orphan_since_ms: dict[int, int] = {}
         self._claim_again_ms: dict[int, int] = {}
         self._hand_over_after_ms = 0
@@ -433,6 +437,13 @@ class ClusterNode:
         self, ready: set[int], leaders: Mapping[int, int | None], planned: Mapping[int, int]
     ) -> None:
         me = self._registration.node
+        if any(leader is not None for leader in leaders.values()):
+            self._claims_from_ms = self._now_ms  # The cluster is at work.
+        elif self._claims_from_ms is None:
+            self._claims_from_ms = self._now_ms + SETTLE_MS
+        if self._now_ms < self._claims_from_ms:
+            self._work_at(self._claims_from_ms)
+            return
         for number, leader in leaders.items():
             if leader is not None or self.journals[number].is_leading:
                 self._orphan_since_ms.pop(number, None)
