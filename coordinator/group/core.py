@@ -5,7 +5,7 @@ comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log 
 a `Decision` emits a record, so that a replay of the log gives the same state again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -300,15 +300,21 @@ class Core:
         for group in self.groups.values():
             self._note_gone(group)
         self.groups = {}
+        self.stop()
+
+    def stop(self) -> None:
+        """Forget all deadlines, and who waits."""
         self.timers = Timers()
         self.parked = {}
 
-    def keep(self, groups: Iterable[Group]) -> None:
-        """Have of *groups*, which were forgotten, what is hard."""
-        for group in groups:
-            if group.is_hard():
-                self.groups[group.group_id] = kept = group.without_soft_state()
-                self._count_group(kept, 1)
+    def keep_hard(self, group: Group) -> None:
+        """Forget what is soft of *group*, which may be all of it."""
+        self._note_gone(group)
+        if group.is_hard():
+            self.groups[group.group_id] = kept = group.without_soft_state()
+            self._count_group(kept, 1)
+        else:
+            del self.groups[group.group_id]
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""

@@ -115,9 +115,9 @@ class NodeShard:
             subject.reset()
         return []
 
-    def rest(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
+    def rest(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:  # noqa: ARG002  as above
         """Stop serving; groups go on looking at what is there."""
-        return []
+        return iter(())
 
     def hard_state(self) -> HardNode:
         """Return what a crash would leave."""

@@ -58,6 +58,8 @@ GATE_SLACK_MS = 20
 SLICE_MEMBERS: Final = 500
 # What a group takes without members, in members.
 _GROUP_ROOM: Final = 0.1
+# So many groups and members come to rest in one slice: about a millisecond.
+_SLICE_RESTS: Final = 100
 
 _HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Caller, Now], Outcome]]] = {
     JoinGroupRequest: membership.join,
@@ -200,20 +202,22 @@ class GroupShard:
 
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving: answer what is parked with 16, and forget everything."""
+        self._stop()
+        return unload(self._core, now)
+
+    def rest(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+        """Stop serving: answer what is parked with 16, and keep only what a crash would leave.
+
+        In slices; until the last one is taken, nothing but `unload` may be asked. `replay` and
+        `finish_load` may follow, as if the log had been replayed up to here.
+        """
+        self._stop()
+        yield from rest(self._core, now)
+
+    def _stop(self) -> None:
         self._sweeper.stop()
         self._scans.stop()
         self._summaries.stop()
-        return unload(self._core, now)
-
-    def rest(self, now: Now) -> list[Outcome]:
-        """Stop serving: answer what is parked with 16, and keep only what a crash would leave.
-
-        `replay` and `finish_load` may follow, as if the log had been replayed up to here.
-        """
-        hard = list(self._core.groups.values())
-        outcomes = self.unload(now)
-        self._core.keep(hard)
-        return outcomes
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
         """Take note that the registry has changed; *deleted* names the topics that are gone.
@@ -393,20 +397,39 @@ def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int
 
 def unload(core: Core, now: Now) -> list[Outcome]:
     """Take all groups out of service: what is parked is answered with 16."""
-    outcomes = []
-    for group in core.groups.values():
-        d = Decision(core, group.group_id, now)
-        for member in group.members.values():
-            if member.join is not None:
-                error = join_error(ErrorCode.NOT_COORDINATOR, member.member_id)
-                d.finish_join(group, member, error)
-            if member.sync is not None:
-                d.finish_sync(member, sync_error(ErrorCode.NOT_COORDINATOR))
-            member.gone = True
-        for pending in group.pending.values():
-            pending.gone = True
-        group.move(Trigger.REMOVED)
-        if d.outcome:
-            outcomes.append(d.outcome)
+    outcomes = [_let_go(core, group, now) for group in core.groups.values()]
     core.reset()
-    return outcomes
+    return list(filter(None, outcomes))
+
+
+def rest(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+    """Do the same, and keep what is hard; yields whenever a slice is done."""
+    outcomes: list[Outcome] = []
+    room = _SLICE_RESTS
+    for group in list(core.groups.values()):
+        outcome = _let_go(core, group, now())
+        if outcome:
+            outcomes.append(outcome)
+        room -= 1 + len(group.members)
+        core.keep_hard(group)
+        if room <= 0:
+            yield outcomes
+            outcomes, room = [], _SLICE_RESTS
+    core.stop()
+    yield outcomes
+
+
+def _let_go(core: Core, group: Group, now: Now) -> Outcome:
+    """Answer what is parked in *group* with 16; nobody is waited for any more."""
+    d = Decision(core, group.group_id, now)
+    for member in group.members.values():
+        if member.join is not None:
+            error = join_error(ErrorCode.NOT_COORDINATOR, member.member_id)
+            d.finish_join(group, member, error)
+        if member.sync is not None:
+            d.finish_sync(member, sync_error(ErrorCode.NOT_COORDINATOR))
+        member.gone = True
+    for pending in group.pending.values():
+        pending.gone = True
+    group.move(Trigger.REMOVED)
+    return d.outcome

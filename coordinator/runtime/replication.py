@@ -486,7 +486,7 @@ class _Journal:
         self.runners: Sequence[Runner] = ()
         self._journal = journal
         self._store = store
-        self._queue: deque[e.Followed | e.Leads] = deque()
+        self._queue: deque[e.Followed | e.Leads | e.HandsOver] = deque()
         self.moves: list[tuple[int, Callable[[bool], None]]] = []  # Asked for by operators.
         self._wake = trio.Event()
         self._is_paused = self._is_cut_off = False
@@ -525,7 +525,9 @@ class _Journal:
         """Do what the machine says of this journal."""
         self._handlers[type(effect)](effect, node, now)
 
-    def _put_off(self, effect: e.Followed | e.Leads, _node: LogUser, _now: Now) -> None:
+    def _put_off(
+        self, effect: e.Followed | e.Leads | e.HandsOver, _node: LogUser, _now: Now
+    ) -> None:
         self._queue.append(effect)
         self._wake.set()
 
@@ -552,11 +554,11 @@ class _Journal:
         self._forget(effect.unknown, now)
         self.log.flush_ended(outcome.Error(OutOfReach()))
 
-    def _hands_over(self, _effect: e.HandsOver, _node: LogUser, now: Now) -> None:
+    def _hands_over(self, effect: e.HandsOver, node: LogUser, now: Now) -> None:
         for runner in self.runners:
-            runner.hand_over(now)
+            runner.hand_over()
         self._is_over()
-        self._store.do(self._journal.stopped())
+        self._put_off(effect, node, now)
 
     def _handed_over(self, _effect: e.HandedOver, _node: LogUser, _now: Now) -> None:
         self._store.tell("journal.handed_over", self.number)
@@ -630,6 +632,8 @@ class _Journal:
                 if not self.number:
                     node.tell_changes(now())
                 self._store.replayed(self.number, entries)
+            elif isinstance(effect, e.HandsOver):
+                await self._rest(now)
             elif self._journal.role is Role.LEADING:
                 await self._lead(node, now, effect.epoch)
 
@@ -644,6 +648,13 @@ class _Journal:
                 pause_at = entries + FOLLOW_SLICE_ENTRIES
                 await trio.lowlevel.checkpoint()
         return entries
+
+    async def _rest(self, now: Callable[[], Now]) -> None:
+        """Let go of what is soft, so that the journal can be handed over."""
+        for runner in self.runners:
+            for _ in runner.rest(now):
+                await trio.lowlevel.checkpoint()
+        self._store.do(self._journal.stopped())
 
     async def _lead(self, node: LogUser, now: Callable[[], Now], epoch: int) -> None:
         """Serve, unless the term ends meanwhile, or what is held is what it was."""

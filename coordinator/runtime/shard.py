@@ -93,8 +93,8 @@ class Core(Protocol):
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving, and forget everything."""
 
-    def rest(self, now: Now) -> list[Outcome]:
-        """Stop serving, and keep what was replayed."""
+    def rest(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+        """Stop serving, and keep what was replayed, in slices."""
 
     def next_deadline_ms(self) -> int | None:
         """Return when `expire` has something to do."""
@@ -521,13 +521,22 @@ class ShardRunner(Generic[C]):
             self.status = Status.ACTIVE
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
-    def hand_over(self, now: Now) -> None:
-        """Answer 16 from here on, and follow; what was appended is answered when it is durable."""
-        if self.status in {Status.FOLLOWING, Status.CLOSED}:
+    def hand_over(self) -> None:
+        """Answer 16 from here on; what was appended is answered when it is durable. `rest` next."""
+        if self.status not in {Status.FOLLOWING, Status.CLOSED}:
+            self.status = Status.FOLLOWING
+            self.unloads += 1
+
+    def rest(self, now: Callable[[], Now]) -> Iterator[None]:
+        """Answer what is parked, and keep what was replayed, to follow; unless it is dropped."""
+        unloads = self.unloads
+        if self.status is not Status.FOLLOWING:
             return
-        self.status = Status.FOLLOWING
-        self.unloads += 1
-        self._leave(self.core.rest(now), now)
+        for outcomes in self.core.rest(now):
+            self._leave(outcomes, now())
+            yield
+            if self.unloads != unloads:
+                return
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""

@@ -177,9 +177,9 @@ class Context:
         self.open_gate()
         parked = self.unanswered()
         refused: set[object] = set()
-        for outcome in self.shard.rest(self.now):
-            assert not outcome.records
-            refused |= {token for token, *_ in outcome.replies}
+        for outcomes in self.shard.rest(lambda: self.now):
+            assert not any(outcome.records for outcome in outcomes)
+            refused |= {token for outcome in outcomes for token, *_ in outcome.replies}
         assert refused == parked
         self.withdrawn |= parked  # To be told to go elsewhere is as good as a lost connection.
         assert self.shard.next_deadline_ms() is None

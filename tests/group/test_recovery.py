@@ -196,8 +196,9 @@ def test_a_shard_that_rests_takes_what_another_node_decides() -> None:
     context, other = Context(), Context()
     members = context.stable_group(1)
     other._start(context.records)
-    for outcome in context.shard.rest(context.now):
-        context.take(outcome)
+    for outcomes in context.shard.rest(lambda: context.now):
+        for outcome in outcomes:
+            context.take(outcome)
     before = len(other.records)
     token = other.join(members[0])
     other.advance(60_000)

@@ -9,6 +9,7 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
+from coordinator.group import shard
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.runtime.loading import LOAD_SLICE_ENTRIES, Abandoned
@@ -61,6 +62,35 @@ async def test_a_partition_is_what_it_was_after_it_was_loaded_alone(
         assert await offset_of(client, groups[2]) == 7
         assert ("partition.unloaded", {"partition": 2}) in w.events
         assert w.event_names()[-1] == "partition.loaded"
+
+
+async def test_a_partition_that_is_dropped_while_it_comes_to_rest_holds_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over lets go of what is soft some groups at a time; the node may be deposed meanwhile.
+
+    What came to rest afterwards would be there beside what the log says.
+    """
+    monkeypatch.setattr(shard, "_SLICE_RESTS", 1)
+    async with world("offsets.topic.num.partitions=1") as w:
+        client = w.connect()
+        for number in range(9):
+            assert await client.error(commit(7, group_id=f"g{number}")) == 0
+        runner = w.node.shards[0]
+        before = runner.core.hard_state()
+        runner.hand_over()
+        assert await client.error(commit(8)) == ELSEWHERE
+        resting = runner.rest(w.node.now)
+        for _ in range(3):
+            next(resting)
+        assert runner.core.hard_state() == before
+        w.node.unload(0)
+        assert list(resting) == []
+        assert runner.core.hard_state() == {}
+        assert w.node.totals.used("groups") == 0
+        await w.node.load_partition(0)
+
+        assert runner.core.hard_state() == before
 
 
 async def test_a_commit_in_doubt_is_there_after_the_load(autojump_clock: MockClock) -> None:

@@ -53,7 +53,8 @@ def _keep_what_is_ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
         runner.status = Status.CLOSED
         runner.unloads += 1
         runner._fail(runner.gate.give_up(), ErrorCode.OUTCOME_UNKNOWN, now)
-        runner._leave(runner.core.rest(now), now)
+        for outcomes in runner.core.rest(lambda: now):
+            runner._leave(outcomes, now)
 
     patch.setattr(ShardRunner, "drop", drop)
 
