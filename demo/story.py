@@ -27,7 +27,7 @@ from protocol.group_ids import offsets_partition
 # two drivers work.
 SLOW_ROWS_PER_S: Final = 1_200
 FAST_ROWS_PER_S: Final = 12_000
-STEP_DEADLINE_S: Final = 180.0
+STEP_DEADLINE_S: Final = 600.0
 _POLL_S: Final = 0.25
 
 # A killed driver is noticed after its session timeout; by default the least is six seconds.
@@ -83,9 +83,9 @@ class Stage:
         self._start(ZOOKEEPER, ["-m", "demo.zookeeper", str(self.folders.zookeeper)])
         self.wait("ZooKeeper serves", lambda: self.ensemble != "")
         for number in NODES:
-            name = f"node-{number}"
-            self._serve(name, "--set", f"cluster.zookeeper={self.ensemble}/group-coordinator")
-            self._wait_until_ready()
+            where = f"cluster.zookeeper={self.ensemble}/group-coordinator"
+            self._serve(f"node-{number}", "--set", where)
+        self._wait_until_ready()
 
     def _serve(self, name: str, *options: str) -> None:
         self.coordinators.append(name)
@@ -97,7 +97,8 @@ class Stage:
     def _wait_until_ready(self) -> None:
         """Wait for all coordinators, and take note of where they are."""
         names = self.coordinators
-        self.wait(f"{names[-1]} is ready", lambda: len(self._heard("ready")) == len(names))
+        what = f"{' and '.join(names)} can be used"
+        self.wait(what, lambda: len(self._heard("ready")) == len(names))
         self.address = ",".join(map(_place, self._heard("listening")))
         self.page = f"http://{_place(self._heard('http.listening')[0])}/"
 
