@@ -6,13 +6,15 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import trio
 
-from bench.ensemble import Ensemble, ensemble
+from bench.ensemble import QUICK_JVM, Ensemble, ensemble, four_letters
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
 from protocol.messages import DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
@@ -28,6 +30,8 @@ SESSION: Final = "cluster.session.timeout.ms=4000"
 # Of journals that are led by different nodes, some of them.
 GROUPS: Final = tuple(f"group-{number}" for number in range(4))
 JOURNALS: Final = 6
+# What there is room for before the ensemble has to elect.
+TRANSACTIONS: Final = 500
 _numbers = count()
 
 
@@ -145,6 +149,36 @@ def commit_to(nodes: Nodes, offset: int) -> None:
     with nodes.running[1].connect() as connection:
         request = commit(offset)
         until(lambda: getattr(connection.ask(request), "error", 0) == 0, "commit", pause_s=0.2)
+
+
+@pytest.mark.nightly
+async def test_groups_go_on_when_zookeeper_has_no_numbers_left(tmp_path: Path) -> None:
+    """A transaction's number has 32 bits: at 600 a second, every 80 days there is an election."""
+    few = f"-Dzookeeper.testingonly.initialZxid={2**32 - TRANSACTIONS}"
+    with (
+        ensemble(tmp_path, jvm=(*QUICK_JVM, few)) as made,
+        cluster(f"{made.hosts}/gc", SESSION, "group.initial.rebalance.delay.ms=0") as nodes,
+    ):
+        async with workers(nodes, *GROUPS) as working:
+            first = elections(made)
+            with trio.fail_after(120):
+                while elections(made) < first + 2:
+                    for worker in working.values():
+                        await worker.commits_on()
+            for worker in working.values():
+                await worker.commits_on()
+
+            assert [len(worker.member_ids) for worker in working.values()] == [1] * len(GROUPS)
+            assert [worker.generations for worker in working.values()] == [{1}] * len(GROUPS)
+
+
+def elections(made: Ensemble) -> int:
+    """Return how many leaders there were so far: the upper half of a transaction's number."""
+    told = ""
+    for server in made.servers:
+        with suppress(OSError):  # It elects.
+            told += four_letters(server.port, "srvr")
+    return max((int(zxid, 16) >> 32 for zxid in re.findall("Zxid: 0x([0-9a-f]+)", told)), default=0)
 
 
 def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
