@@ -326,7 +326,8 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
             group.protocol_type = stable.protocol_type
         if stable is not None and stable.members:
             group.protocol = stable.protocol
-            group.topics_version = stable.topics_version
+            # A change that the group's log knew of may have been lost with another log's end.
+            group.topics_version = min(stable.topics_version, core.registry.version)
             for metadata in stable.members:
                 now_ms = now().mono_ms
                 member = _load_member(core, group, metadata, now_ms)

@@ -273,6 +273,22 @@ def test_a_crash_between_the_change_and_the_group_loses_nothing(told: bool) -> N
     assert context.why() == ""
 
 
+def test_a_group_whose_log_knew_of_a_change_that_is_lost_sees_the_next_one() -> None:
+    """The two lie in logs of their own; the next change has the number of the one that is lost."""
+    context = Readers()
+    context.register({"flights": 6})
+    kept = len(context.topic_records)
+    context.run(["flights"])
+    context.register({"flights": 8})
+    context.run(["flights"])
+    del context.topic_records[kept:]
+    context.crash()
+    assert context.why() == ""
+    context.register({"flights": 7})
+
+    assert context.why() == "topic flights grew from 6 to 7"
+
+
 def test_a_topic_that_was_deleted_and_forgotten_before_a_crash_still_counts() -> None:
     """Nothing in the registry tells of it any more, but for the version of the last deletion."""
     context = Readers()
