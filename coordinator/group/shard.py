@@ -407,7 +407,8 @@ def rest(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
     """Do the same, and keep what is hard; yields whenever a slice is done."""
     outcomes: list[Outcome] = []
     room = _SLICE_RESTS
-    for group in list(core.groups.values()):
+    for group_id in list(core.groups):  # Not the groups: all of them would be freed at the end.
+        group = core.groups[group_id]
         outcome = _let_go(core, group, now())
         if outcome:
             outcomes.append(outcome)
