@@ -114,7 +114,9 @@ class StoredOffsets:
             if self._times:
                 self._times.clear()
         elif self._times or commit_timestamp_ms != self._committed_ms:
-            self._times.update(dict.fromkeys(offsets, commit_timestamp_ms))
+            times = self._times
+            for partition in offsets:  # Mostly one.
+                times[partition] = commit_timestamp_ms
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
             self._put_expiry(offsets, expire_timestamp_ms)
         return after - before

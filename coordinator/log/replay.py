@@ -188,10 +188,11 @@ class SegmentReplay:
         while at <= last_at:
             fields = header(window, at)
             length, crc, format_, partition, epoch, offset, flush_start, time_ms = fields
-            end = at + PREFIX_BYTES + length
+            body = at + PREFIX_BYTES
+            end = body + length
             if end > size_bytes or length < LENGTH_MIN:
                 break
-            if not is_checked and crc32(window[at + PREFIX_BYTES : end]) != crc:
+            if not is_checked and crc32(window[body:end]) != crc:
                 break
             if flush_start != known_flush or partition >= num_partitions or format_ != known_format:
                 self._chain.check(base + at, RawBatch(at, end, *fields[2:]))

@@ -7,11 +7,14 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import pytest
 from hypothesis import given, strategies as st
 
+from coordinator.log import format as log_format
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import (
     HEADER,
@@ -31,6 +34,7 @@ from coordinator.log.format import (
     slice_item,
     split_item,
     unpack_in_parts,
+    unpack_items,
 )
 from coordinator.log.state_files import Meta
 from tests.log.helpers import OpenBatch, encode_flush, singles
@@ -207,6 +211,39 @@ def test_the_parts_of_a_batch_are_the_batch(
         last = [one for item in part for one in split_item(item)]
         assert (len(last), last[-1][0] + 1) == (keys, end)
         assert keys <= part_keys
+
+
+PLAIN = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3)
+)
+ODD = PLAIN | st.binary(max_size=3) | st.lists(PLAIN, max_size=2)
+NEARLY_ENTRIES = st.tuples(
+    st.sampled_from((0, 0, 1, -1, True, 0.0)),
+    *((st.integers(0, 2) | PLAIN),) * 2,
+    st.text(max_size=3) | ODD,
+    *((st.lists(PLAIN, max_size=3) | st.lists(ODD, max_size=3) | ODD),) * 2,
+)
+
+
+def read_items(packed: bytes) -> str:
+    """Return what the entries are, types and all, or that they can't be read."""
+    try:
+        return repr(unpack_items(packed))
+    except ValueError:
+        return "unreadable"
+
+
+@given(st.lists(NEARLY_ENTRIES, min_size=1, max_size=2), st.data())
+def test_an_entry_that_is_read_in_one_call_is_what_the_general_way_makes_of_it(
+    entries: list[Any], data: st.DataObject
+) -> None:
+    """It is told by its types alone: whatever the bytes, nothing else passes for one."""
+    packed = bytearray(msgpack.packb(entries))
+    if data.draw(st.booleans(), "is damaged"):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    quick = read_items(bytes(packed))
+    with patch.object(log_format, "_SHORT_BYTES", -1):
+        assert quick == read_items(bytes(packed))
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
