@@ -88,6 +88,8 @@ PARTITIONS_PER_REQUEST: Final = 2_000
 # So much is sent before answers are read: any socket takes it, whether or not the other end reads.
 _BYTES_AT_ONCE: Final = 64 * 1024
 _GROUPS_AT_ONCE: Final = 32
+# One of several nodes that hasn't said who it is after so long hangs: the next one is asked.
+_GREETING_S_MAX: Final = 5.0
 # Of a list over all nodes, while others begin to lead.
 _TRIES: Final = 3
 FOR_EVER: Final = -1
@@ -317,16 +319,19 @@ class Coordinator:
         return link
 
     def _any_link(self) -> "Link":
-        """Return a connection to the first node that is there.
+        """Return a connection to the first node that answers.
 
         Raises:
-            Unreachable: None is.
+            Unreachable: None does.
         """
         failures = []
+        patience_s = self._timeout_s
+        if len(self._known) > 1:
+            patience_s = min(patience_s / len(self._known), _GREETING_S_MAX)
         for address in self._known:
             link = self._link_at(address)
             try:
-                link.open()
+                link.open(patience_s)
             except Unreachable as exc:
                 failures.append(exc)
             else:
@@ -387,15 +392,18 @@ class Link:
             return exc
         return _checked(answer)
 
-    def open(self) -> None:
-        """Connect, if it isn't yet.
+    def open(self, patience_s: float) -> None:
+        """Connect, if it isn't yet, and hear who is there: who hangs lets anybody connect.
 
         Raises:
-            Unreachable: It can't be reached.
+            Unreachable: It doesn't answer in that time.
         """
         if self._socket is None:
-            with self._failing():
-                self._connect()
+            timeout_s, self._timeout_s = self._timeout_s, patience_s
+            try:
+                self.exchange([ApiVersionsRequest(PROGRAM, PROGRAM, "")])
+            finally:
+                self._timeout_s = timeout_s
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -411,7 +419,7 @@ class Link:
 
     def _words(self, exc: Exception) -> str:
         if isinstance(exc, TimeoutError):
-            return f"nothing came within {self._timeout_s:g} s"
+            return f"nothing came within {round(self._timeout_s, 1):g} s"
         if isinstance(exc, ProtocolError):
             return f"what is there is no coordinator ({exc})"
         return getattr(exc, "strerror", None) or str(exc)
@@ -443,6 +451,7 @@ class Link:
         if data:
             assert self._socket is not None
             hello, self._unsaid = self._unsaid, b""
+            self._socket.settimeout(self._timeout_s)  # It was less for the first words.
             self._socket.sendall(hello + data)
             answers = self._answers(self._socket, [one for one in sent if isinstance(one, int)])
         for one in sent:

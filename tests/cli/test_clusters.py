@@ -24,11 +24,13 @@ class Nodes:
 
     Attributes:
         away: Those that nobody reaches.
+        frozen: Those that are reached, and answer nobody.
         asked: What each was asked, but for who it is.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.away: set[int] = set()
+        self.frozen: set[int] = set()
         self.leaders = dict(LEADERS)
         self.asked: list[tuple[int, m.Request]] = []
         self.host = "127.0.0.1"
@@ -41,6 +43,8 @@ class Nodes:
         return FakeSocket(lambda request: self._answer(where[1], request))
 
     def _answer(self, node: int, request: Any) -> m.Response:
+        if node in self.frozen:
+            raise TimeoutError("timed out")
         if isinstance(request, m.ApiVersionsRequest):
             return m.ApiVersionsResponse(0, (), "s", "c", node, 1)
         self.asked.append((node, request))
@@ -235,3 +239,15 @@ def test_an_address_that_is_none_is_a_wrong_command_line(nodes: Nodes) -> None:
     assert done.exit_code == 2
     assert "'nowhere' is not HOST:PORT" in done.stderr
     assert nodes.asked == []
+
+
+def test_a_node_that_hangs_keeps_nobody_from_asking_another_one(nodes: Nodes) -> None:
+    """It lets anybody connect; who looks at a cluster does so when something hangs in it."""
+    nodes.frozen = {1}
+    nodes.leaders = dict.fromkeys(LEADERS, 2)
+    listed = run("groups", "list")
+    alone = run("groups", "list", at="127.0.0.1:1")
+
+    assert [row[0] for row in cells(listed.stdout)] == ["0", "1", "2"]
+    assert alone.exit_code == 69
+    assert "No coordinator answers at 127.0.0.1:1: nothing came within 10 s" in alone.stderr

@@ -38,6 +38,9 @@ class FakeSocket:
         data, self._ready = self._ready, b""
         return data
 
+    def settimeout(self, _: float) -> None:
+        """Nothing takes time."""
+
     def close(self) -> None:
         """Nothing to do."""
 
