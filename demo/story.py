@@ -12,6 +12,7 @@ from bench.peers import missing
 from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CoordinatorError
 from client.spark.logs.folder import FolderLogWriter
+from coordinator.cluster.layout import Layout
 from coordinator.config import Settings
 from demo.dataset import ARCHIVE, check_complete, extract_csv, parse
 from demo.driver import SESSION_TIMEOUT_MS
@@ -33,6 +34,8 @@ _POLL_S: Final = 0.25
 # A killed driver is noticed after its session timeout; by default the least is six seconds.
 _SETTINGS: Final = ("group.min.session.timeout.ms=1000", "http.listeners=127.0.0.1:0")
 NODES: Final = (1, 2, 3)
+# The nodes have the defaults.
+_LAYOUT: Final = Layout(Settings().offsets_topic_num_partitions, Settings().cluster_journals)
 ZOOKEEPER: Final = "zookeeper"
 
 
@@ -86,6 +89,7 @@ class Stage:
             where = f"cluster.zookeeper={self.ensemble}/group-coordinator"
             self._serve(f"node-{number}", "--set", where)
         self._wait_until_ready()
+        self.wait("each journal is led", lambda: len(self._leaders()) == _LAYOUT.journals)
 
     def _serve(self, name: str, *options: str) -> None:
         self.coordinators.append(name)
@@ -133,15 +137,17 @@ class Stage:
 
     def kill_leader(self) -> str:
         """SIGKILL the node that leads the group; return its name."""
-        settings = Settings()  # As those of the nodes, what is not in _SETTINGS.
-        partition = offsets_partition(GROUP, settings.offsets_topic_num_partitions)
-        journal = partition % settings.cluster_journals
-        *_, led = [one for one in self._heard("journal.led") if one.fields["journal"] == journal]
-        self.kill(led.child)
-        self._running.pop(led.child).close()
-        self.coordinators.remove(led.child)
+        journal = _LAYOUT.journal_of(offsets_partition(GROUP, _LAYOUT.num_partitions))
+        leader = self._leaders()[journal]
+        self.kill(leader)
+        self._running.pop(leader).close()
+        self.coordinators.remove(leader)
         self._listen_to_all()
-        return led.child
+        return leader
+
+    def _leaders(self) -> dict[int, str]:
+        """Return by journal who has come to lead it last."""
+        return {led.fields["journal"]: led.child for led in self._heard("journal.led")}
 
     def stop_coordinators(self) -> None:
         """End the daemons with SIGTERM, one after the other, and wait until each has drained."""

@@ -21,10 +21,13 @@ _SCHEMA: Final = (
     "tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT, hour INT, "
     "minute INT, time_hour TIMESTAMP"
 )
+_FILES_MAX: Final = 1_000_000
 
 
 def read_table(spark: SparkSession, table: Path) -> DataFrame:
     """Return the rows of a Delta table: Spark needs a package of its own for more than that."""
+    # By default hundreds of files are looked at by as many tasks.
+    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", _FILES_MAX)
     return spark.read.parquet(*DeltaTable(table).file_uris())
 
 
