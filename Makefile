@@ -18,16 +18,17 @@ LOCKS := requirements.lock requirements-server.lock requirements-build.lock requ
 FLIGHTS := .demo/sdist/.downloaded
 
 # What the long versions use: how many times the examples of each property test (see
-# tests/conftest.py), how many seeds of the simulation, how many kills of the daemon, how many
+# tests/conftest.py), how many seeds of both simulations, how many kills of the daemon, how many
 # hostile frames, how long all faults at once; and after how many seconds a part that hangs is
 # aborted, and says where it was.
 EXAMPLES_FACTOR_NIGHTLY ?= 20
 SIM_SEEDS_NIGHTLY ?= 5000
+CLUSTER_SEEDS_NIGHTLY ?= 20000
 KILL_CYCLES_NIGHTLY ?= 1000
 FUZZ_FRAMES_NIGHTLY ?= 10000000
 SOAK_MINUTES_NIGHTLY ?= 30
 CLUSTER_MINUTES_NIGHTLY ?= 15
-LIMIT_S_NIGHTLY ?= 14400
+LIMIT_S_NIGHTLY ?= 28800
 
 .PHONY: help
 help: ## List the targets
@@ -63,7 +64,7 @@ check: $(INSTALLED) $(AUDITED) ## Format, lint, types, layers, tidiness, holes k
 	$(AUDIT)/bin/python tools/audit.py $(LOCKS)
 
 .PHONY: test
-test: $(INSTALLED) $(AUDITED) java peers browser ## All tests: real processes, real Spark, a smoke run of the benchmark (about 10 minutes)
+test: $(INSTALLED) $(AUDITED) java peers browser ## All tests: real processes, real Spark, a smoke run of the benchmark (about half an hour)
 	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
 	@tools/beside \
 		"$(BIN)/python -m pytest -q -m 'spark and not nightly'" \
@@ -72,6 +73,7 @@ test: $(INSTALLED) $(AUDITED) java peers browser ## All tests: real processes, r
 .PHONY: nightly
 nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)
 nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
+nightly: export CLUSTER_SEEDS := $(CLUSTER_SEEDS_NIGHTLY)
 nightly: export LIMIT_S := $(LIMIT_S_NIGHTLY)
 nightly: $(INSTALLED) $(AUDITED) java peers browser ## The long versions: more examples, more seeds, more kills, half an hour of all faults
 	timeout --signal=ABRT --kill-after=30 $(LIMIT_S_NIGHTLY) \

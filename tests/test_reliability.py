@@ -29,14 +29,14 @@ def _nightly(name: str) -> int:
 def _counts() -> list[tuple[str, int, int]]:
     """Return what there is of each kind in `make test`, and in `make nightly`."""
     seeds = _number_in("sim/test_simulation.py", r'"SIM_SEEDS", "(\d+)"')
-    per_cluster = _number_in("sim/test_cluster_simulation.py", r'"SIM_SEEDS", "300"\)\) // (\d+)')
+    clusters = _number_in("sim/test_cluster_simulation.py", r'"CLUSTER_SEEDS", "(\d+)"')
     per_seed = _number_in("cluster/test_model.py", r"= (\d+) \* int")
     orders = _number_in("cluster/test_model.py", r'"SIM_SEEDS", "(\d+)"')
     nightly = _nightly("SIM_SEEDS_NIGHTLY")
     kills = _number_in("integration/test_daemon.py", r"kill_loop\.run\(.*cycles=(\d+)\)")
     return [
         ("histories of the whole system in the simulation", seeds, nightly),
-        ("histories of a cluster in the simulation", seeds // per_cluster, nightly // per_cluster),
+        ("histories of a cluster in the simulation", clusters, _nightly("CLUSTER_SEEDS_NIGHTLY")),
         ("orders of events of a cluster's log", per_seed * orders, per_seed * nightly),
         ("hostile frames and requests", EPISODES * FRAMES, _nightly("FUZZ_FRAMES_NIGHTLY")),
         ("requests in each state of a group, with the exact answer", len(ROWS), len(ROWS)),

@@ -1,5 +1,6 @@
 """Nodes of a cluster in one process: whole daemons over an ensemble in memory, in virtual time."""
 
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from tests.fakes.snapshots import MemoryChild
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import WALL_MS, Client, FakeListener
 from tests.sim.ensemble import Ensemble, Line, Undone
+from tests.sim.timer import Timer
 
 SESSION_TIMEOUT_MS: Final = 6_000
 PARTITIONS: Final = 6
@@ -41,8 +43,8 @@ class Contact(Enum):
     CUT_OFF = auto()  # There is no connection, and none can be made.
 
 
-_SERVES: Final = frozenset({Contact.FINE, Contact.UNHEARD})
-_HEARS: Final = frozenset({Contact.FINE, Contact.CUT_OFF})
+_SERVES: Final = (Contact.FINE, Contact.UNHEARD)
+_HEARS: Final = (Contact.FINE, Contact.CUT_OFF)
 
 
 class Host:
@@ -60,7 +62,11 @@ class Host:
         self.number = number
         self._cluster = cluster
         self._contact = Contact.FINE
-        self._stirred = trio.Event()
+        # What arrives at the ensemble does so though the node stands still; what arrives at the
+        # node waits for its task.
+        self._will_serve = False
+        self._hears_s = math.inf
+        self._arrived = trio.Event()
         self.wall_shift_ms = 0
         self.name = f"node{number}"
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -138,40 +144,51 @@ class Host:
         self.stir()
 
     def stir(self) -> None:
-        """There may be something to carry."""
-        stirred, self._stirred = self._stirred, trio.Event()
-        stirred.set()
+        """There may be something to carry, which takes a step."""
+        if self._has_errands and not self._will_serve:
+            self._will_serve = True
+            self._cluster.timer.call_at(trio.current_time() + STEP_S, self._serve)
+        if self._has_news and self._hears_s == math.inf:
+            self._hears_s = trio.current_time() + STEP_S
+            self._cluster.timer.call_at(self._hears_s, self._arrived.set)
 
-    async def carry(self) -> None:
-        """Have done what it asked, and what others wrote seen, though it may stand still."""
+    def _serve(self) -> None:
+        """Have done what it asked, and what others wrote seen."""
         line = self.line
-        while True:
-            while not (self._is_served and (line.has_requests or line.lags)):
-                await self._stirred.wait()
-            await trio.sleep(STEP_S)
-            while line.has_requests and self._is_served:
-                line.serve()
-            if self._is_served:
-                line.see(self._cluster.newest_seen(line))
+        self._will_serve = False
+        while line.has_requests and self._is_served:
+            line.serve()
+        if self._is_served:
+            line.see(self._cluster.newest_seen(line))
+        self.stir()
 
     async def _hear_ensemble(self) -> None:
         """Take the answers, and see that there is a connection."""
         line = self.line
+        self.stir()
         while True:
-            while not self._has_news:
-                await self._stirred.wait()
-            await trio.sleep(STEP_S)
+            await self._arrived.wait()
+            if trio.current_time() > self._hears_s:
+                # It stood still; clients may come first now, and meet one who knows nothing yet.
+                await trio.sleep(self._cluster.rng.choice((0, STEP_S)))
+            self._arrived = trio.Event()
+            self._hears_s = math.inf
             if self._is_lost:
                 self._cluster.undone(line.drop())
             if self._may_connect:
                 line.connect(self._cluster.newest_seen(line))
             while line.has_answers and self._contact in _HEARS:
                 line.deliver()
+            self.stir()
 
     @property
     def _is_served(self) -> bool:
         line = self.line
         return line.is_connected and not line.is_over and self._contact in _SERVES
+
+    @property
+    def _has_errands(self) -> bool:
+        return self._is_served and (self.line.has_requests or self.line.lags)
 
     @property
     def _is_lost(self) -> bool:
@@ -216,6 +233,8 @@ class Cluster:
     def __init__(self, nursery: trio.Nursery, seed: int, settings: Settings) -> None:
         self.rng = random.Random(seed)
         self.nursery = nursery
+        self.timer = Timer(random.Random(seed))
+        nursery.start_soon(self.timer.run)
         self.settings = settings
         self.state_max_bytes = 1_000_000
         self.formats = FORMATS  # Of the release that the next node runs.
@@ -234,7 +253,6 @@ class Cluster:
         """Start a node."""
         host = self.hosts[number] = Host(self, number)
         self.nursery.start_soon(host.run)
-        self.nursery.start_soon(host.carry)
         return host
 
     def _stir(self) -> None:

@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import CompactLogRequest
 from tests.sim.checker import check
 from tests.sim.cluster import PARTITIONS, SESSION_TIMEOUT_MS, Cluster, Contact, Host, until
-from tests.sim.determinism import Standstill, run_deterministically
+from tests.sim.determinism import run_deterministically, tasks
 from tests.sim.ensemble import Line, Session, Undone
 from tests.sim.history import History
 from tests.sim.nemesis import Unheard
@@ -80,7 +80,6 @@ class ClusterWorld(BaseWorld):
         self.nursery = nursery
         self.network = ClusterNetwork(self.history, self.rng("network"), nursery)
         self.drivers: list[Driver] = []
-        self.standstill = Standstill.install()
         tail_bytes = self.rng("tail").choice((0, 2_000))
         settings = load_settings(overrides=[*SETTINGS, f"cluster.tail.bytes={tail_bytes}"])
         self.cluster = Cluster(nursery, seed, settings)
@@ -245,7 +244,7 @@ class Faults:
         hosts = list(self._cluster.hosts.values())
         frozen = self._rng.sample(hosts, min(len(hosts), self._rng.choice((1, 1, 2))))
         for host in frozen:
-            self._world.standstill.freeze(host.task)
+            tasks().freeze(host.task)
         for_s = self._rng.choice((0.3, 2, 9))
         await trio.sleep(min(for_s, SESSION_TIMEOUT_MS / 1000))
         if for_s * 1000 > SESSION_TIMEOUT_MS:
@@ -253,7 +252,7 @@ class Faults:
                 self._world.end(host.line.session)
             await trio.sleep(for_s - SESSION_TIMEOUT_MS / 1000)
         for host in frozen:
-            self._world.standstill.thaw(host.task)
+            tasks().thaw(host.task)
 
     async def _shift_wall_clock(self) -> None:
         host = self._any()

@@ -4,6 +4,7 @@ The names are trio's private ones (its own plug-in for hypothesis uses them); a 
 that they still do what they are meant to.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
@@ -22,47 +23,38 @@ class Spinning(Exception):
     """Tasks keep running and virtual time stands still."""
 
 
-class _StepLimit(trio.abc.Instrument):
-    """Ends a run in which something spins, which would otherwise hang the test."""
+class Tasks(deque[trio.lowlevel.Task]):
+    """trio's queue of the tasks that are to run; it ends a run in which something spins.
 
-    def __init__(self, steps_max: int) -> None:
-        self.scope = trio.CancelScope()
-        self._steps_max = steps_max
-        self.steps = 0
-        self.last: Counter[str] = Counter()
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.steps += 1
-        if self.steps > self._steps_max - _COUNTED:
-            self.last[task.name] += 1
-            if self.steps == self._steps_max:
-                self.scope.cancel()
-
-
-class Standstill(deque[trio.lowlevel.Task]):
-    """trio's queue of the tasks that are to run; some stand still, as a stopped process does.
-
-    Time goes by meanwhile, and everything that became due is due at once when they go on.
+    Some tasks may stand still, as those of a stopped process do. Time goes by meanwhile, and
+    everything that became due is due at once when they go on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps_max: int) -> None:
         """Use `install` instead."""
         super().__init__()
+        self.scope = trio.CancelScope()
+        self.last: Counter[str] = Counter()
+        self._steps_left = steps_max
         self._roots: set[trio.lowlevel.Task] = set()
         self._held: list[trio.lowlevel.Task] = []
 
     @classmethod
-    def install(cls) -> "Standstill":
-        """Have this run use it from now on."""
-        run: Any = trio._core._run
-        runner = run.GLOBAL_RUN_CONTEXT.runner
-        queue = cls()
+    def install(cls, steps_max: int) -> "Tasks":
+        """Have this run use it from now on, for so many steps."""
+        runner = _runner()
+        queue = cls(steps_max)
         queue.extend(runner.runq)
         runner.runq = queue
         return queue
 
     def append(self, task: trio.lowlevel.Task) -> None:
         """Have *task* run, now or when it may."""
+        self._steps_left -= 1
+        if self._steps_left < _COUNTED:
+            self.last[task.name] += 1
+            if not self._steps_left:
+                self.scope.cancel()
         if self._roots and self._stands_still(task):
             self._held.append(task)
         else:
@@ -100,23 +92,60 @@ def run_deterministically(
 ) -> T:
     """Run *main* under virtual time; everything that trio decides follows from *seed*.
 
+    Args:
+        seed: What everything follows from.
+        main: Gets the clock.
+        steps_max: How many steps the tasks may take.
+
     Raises:
         Spinning: It ran too many steps.
     """
     run: Any = trio._core._run
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    limit = _StepLimit(steps_max)
+    clock = _clock()
 
     async def limited() -> T:
-        with limit.scope:
+        tasks = Tasks.install(steps_max)
+        with tasks.scope:
             return await main(clock)
-        raise Spinning(f"{steps_max} steps; in the last of them ran {limit.last}")
+        raise Spinning(f"{steps_max} steps; in the last of them ran {tasks.last}")
 
     was_allowed, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
     run._r.seed(seed)
     try:
-        return trio.run(limited, clock=clock, instruments=[limit])
+        return trio.run(limited, clock=clock)
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING = was_allowed
         run._r.setstate(state)
+
+
+def tasks() -> Tasks:
+    """Return the queue of this run."""
+    queue: Tasks = _runner().runq
+    return queue
+
+
+def _clock() -> trio.testing.MockClock:
+    """Return a clock that knows no other, and jumps to the next deadline when all tasks wait.
+
+    trio's own asks the machine's at each look, collects statistics at each jump, and sees that
+    something is due in the next round only.
+    """
+    clock = trio.testing.MockClock(autojump_threshold=0)
+
+    def jump() -> None:
+        runner = _runner()
+        deadline_s = runner.deadlines.next_deadline()
+        if deadline_s < math.inf:
+            shadowed._virtual_base = deadline_s
+            runner.deadlines.expire(deadline_s)
+
+    shadowed: Any = clock
+    shadowed.current_time = lambda: shadowed._virtual_base
+    shadowed._autojump = jump
+    return clock
+
+
+def _runner() -> Any:
+    run: Any = trio._core._run
+    return run.GLOBAL_RUN_CONTEXT.runner

@@ -5,7 +5,6 @@ in pieces and takes only so many. The client's end is a `trio.abc.Stream`, the s
 `coordinator.server.transport.Transport`.
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ import trio
 from coordinator.server.transport import RECEIVE_BYTES
 from tests.fakes.transport import ReadyInMemory
 from tests.sim.history import History, Tap
+from tests.sim.timer import Timer
 
 
 @dataclass(slots=True)
@@ -34,12 +34,14 @@ class Pipe:
 
     CAPACITY_BYTES = 64 * 1024
 
-    def __init__(self, weather: Weather, rng: random.Random) -> None:
+    def __init__(self, weather: Weather, rng: random.Random, timer: Timer) -> None:
         self._weather = weather
         self._rng = rng
+        self._timer = timer
         self._chunks: deque[tuple[float, bytes]] = deque()
-        self._changed = trio.Event()
-        self.tell: Callable[[], None] = lambda: None  # Called at every change.
+        self._waiting = trio.lowlevel.ParkingLot()
+        # Called when there may be something to get that wasn't there before, or more room.
+        self.tell: Callable[[], None] = lambda: None
         self._last_s = 0.0
         self._held = False
         self.buffered_bytes = 0
@@ -56,7 +58,7 @@ class Pipe:
         self._last_s = max(self._last_s, trio.current_time() + delay_s)
         self._chunks.append((self._last_s, data))
         self.buffered_bytes += len(data)
-        self._wake()
+        self._timer.call_at(self._last_s, self._wake)
 
     @property
     def room_bytes(self) -> int:
@@ -65,10 +67,10 @@ class Pipe:
 
     async def get(self, max_bytes: int) -> bytes:
         """Return what has arrived, or a part of it; empty at the end. Raises when broken."""
-        await trio.lowlevel.checkpoint()
+        if self.has_arrived:
+            await trio.lowlevel.checkpoint()
         while not self.has_arrived:
-            with trio.move_on_at(self._arrival_s):
-                await self._changed.wait()
+            await self._waiting.park()
         data = self.get_now(max_bytes)
         assert data is not None
         return data
@@ -81,24 +83,12 @@ class Pipe:
             return None
         return self._take(max_bytes) if self._chunks else b""
 
-    async def tell_arrivals(self, tell: Callable[[], None]) -> None:
-        """Call *tell* when something has arrived that wasn't there before, until it is broken."""
-        while not self.broken:
-            wake_s = math.inf if self.has_arrived else self._arrival_s
-            tell()
-            with trio.move_on_at(wake_s):
-                await self._changed.wait()
-        tell()
-
     @property
     def has_arrived(self) -> bool:
         """Whether there is something to get: data, the end, or an error."""
-        is_at_end = self.ended and not self._chunks
-        return self.broken or is_at_end or self._arrival_s <= trio.current_time()
-
-    @property
-    def _arrival_s(self) -> float:
-        return self._chunks[0][0] if self._chunks and not self._held else math.inf
+        if self._chunks and not self.broken:
+            return not self._held and self._chunks[0][0] <= trio.current_time()
+        return self.ended
 
     def hold(self, held: bool) -> None:
         """Stop, or go on, delivering."""
@@ -127,7 +117,7 @@ class Pipe:
     async def wait_room(self) -> None:
         """Return when there is room, or no hope."""
         while not self.room_bytes and not self.broken:
-            await self._changed.wait()
+            await self._waiting.park()
 
     def _take(self, max_bytes: int) -> bytes:
         _, data = self._chunks.popleft()
@@ -142,8 +132,7 @@ class Pipe:
         return data
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._waiting.unpark_all()
         self.tell()
 
 
@@ -155,8 +144,8 @@ class Connection:
         self.host = host
         self.client = client
         self.network = network
-        self.to_server = Pipe(network.weather, network.rng)
-        self.to_client = Pipe(network.weather, network.rng)
+        self.to_server = Pipe(network.weather, network.rng, network.timer)
+        self.to_client = Pipe(network.weather, network.rng, network.timer)
         self.tap = Tap(network.history, number, client)
         self.server_closed = False
 
@@ -240,11 +229,7 @@ class ServerTransport(ReadyInMemory):
         self._connection = connection
         self._rng = connection.network.rng
         self._weather = connection.network.weather
-        connection.to_client.tell = self._look
-
-    async def run(self) -> None:
-        """Look for what arrives until the connection is over."""
-        await self._connection.to_server.tell_arrivals(self._look)
+        connection.to_client.tell = connection.to_server.tell = self._look
 
     def receive_now(self) -> bytes | None:
         """Return what has come; empty when the peer is done."""
@@ -308,8 +293,9 @@ class Network:
 
     def __init__(self, history: History, rng: random.Random, nursery: trio.Nursery) -> None:
         self.history = history
-        self._nursery = nursery
         self.rng = rng
+        self.timer = Timer(rng)
+        nursery.start_soon(self.timer.run)
         self.weather = Weather()
         self.listener: Listener | None = None
         self.connections: dict[int, Connection] = {}
@@ -341,9 +327,7 @@ class Network:
         connection = Connection(self, self._count, client, host)
         self.connections[self._count] = connection
         self.history.note("open", connection.number, client)
-        transport = ServerTransport(connection)
-        self._nursery.start_soon(transport.run)
-        listener.offer(transport)
+        listener.offer(ServerTransport(connection))
         return ClientStream(connection)
 
     def forget(self, connection: Connection) -> None:

@@ -31,6 +31,6 @@ def keep_every_promise(run_seed: Callable[[int], Result], seeds: range) -> None:
 def _report(result: Result) -> str:
     """Return what was broken, and how to see it again."""
     broken = "\n".join(f"  {v.invariant}: {v.text}" for v in result.violations)
-    alone = f"SIM_FIRST_SEED={result.seed} SIM_SEEDS=1"
+    alone = f"SIM_FIRST_SEED={result.seed} SIM_SEEDS=1 CLUSTER_SEEDS=1"
     replay = f"{alone} python -m pytest tests/sim -k every_promise"
     return f"seed {result.seed} broke\n{broken}\nreplay: {replay}"

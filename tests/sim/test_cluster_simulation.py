@@ -16,8 +16,7 @@ from protocol.errors import ErrorCode
 from tests.sim.cluster_simulation import run_seed
 from tests.sim.seeds import in_chunks, keep_every_promise
 
-# As many as take half a minute of CPU.
-SEEDS: Final = max(1, int(os.environ.get("SIM_SEEDS", "300")) // 12)
+SEEDS: Final = int(os.environ.get("CLUSTER_SEEDS", "300"))
 # Several times as many as each of the bugs takes.
 BUG_SEEDS_MAX: Final = 60
 

@@ -6,7 +6,10 @@ import sys
 from typing import Final
 
 import pytest
+import trio
+import trio.testing
 
+from tests.sim.determinism import Spinning, run_deterministically
 from tests.sim.seeds import in_chunks, keep_every_promise
 from tests.sim.simulation import OWN_FAULTS, run_seed
 
@@ -36,6 +39,17 @@ def test_a_seed_replays_exactly() -> None:
     """A failure that can't be repeated can't be understood."""
     for seed in (1, 2, 3):
         assert run_seed(seed).trace_hash == run_seed(seed).trace_hash
+
+
+def test_a_run_in_which_something_spins_ends() -> None:
+    """Virtual time stands still meanwhile, so nothing else would ever end it."""
+
+    async def spin(_clock: trio.testing.MockClock) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    with pytest.raises(Spinning, match="5000 steps; in the last of them ran"):
+        run_deterministically(1, spin, steps_max=5_000)
 
 
 def test_seeds_differ() -> None:
