@@ -39,8 +39,9 @@ def _leave_out(patch: pytest.MonkeyPatch, at: int) -> None:
     make = znodes._OPERATIONS[Append]
 
     def append(request: Any) -> Any:
-        changes = make(request).changes  # type: ignore[union-attr]
-        return znodes.Multi(changes[:at] + changes[at + 1 :])
+        whole = make(request)
+        assert isinstance(whole, znodes.Multi)
+        return znodes.Multi(whole.changes[:at] + whole.changes[at + 1 :])
 
     patch.setitem(znodes._OPERATIONS, Append, append)
 
@@ -234,8 +235,9 @@ def _answers_keep_their_old_fence(patch: pytest.MonkeyPatch) -> None:
     """A renewal raises the epoch: who goes on in the old one shares it with nobody, but may."""
 
     def have(machine: ReplicatedJournal, term: Leader, version: int) -> None:
+        assert machine._term is not None
         machine._fence = machine._version = version
-        machine._term = machine.leader = replace(term, epoch=machine._term.epoch - 1)  # type: ignore[union-attr]
+        machine._term = machine.leader = replace(term, epoch=machine._term.epoch - 1)
 
     patch.setattr(ReplicatedJournal, "_have_fence", have)
 

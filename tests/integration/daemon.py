@@ -131,7 +131,7 @@ class Daemon:
 
 @contextmanager
 def daemon(
-    data_dir: Path,
+    data_dir: Path | None,
     *settings: str,
     limit: str = "",
     prefix: Sequence[str] = (),
@@ -147,6 +147,31 @@ def daemon(
             one.kill()
         else:
             one.wait()
+
+
+class ServiceManager:
+    """systemd, as far as a daemon tells it something. *prefix* is for the `Daemon`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / "notify"))
+        self._socket.settimeout(WAIT_S)
+        self.prefix = ("env", f"NOTIFY_SOCKET={folder / 'notify'}")
+
+    def hear(self, word: str) -> list[str]:
+        """Wait until it is told *word*; return all that it is told from the last one on."""
+        words: list[str] = []
+        while word not in words:
+            words += self._socket.recv(4096).decode().splitlines()
+        return words
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hear nothing any more."""
+        self._socket.close()
 
 
 class Connection:

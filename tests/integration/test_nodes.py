@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from bench.ensemble import Ensemble
-from tests.integration.daemon import Daemon, run_cli, until
+from tests.integration.daemon import Daemon, ServiceManager, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -25,15 +24,9 @@ def nodes(zookeeper: Ensemble, *prefix: str) -> Iterator[Daemon]:
     """Run two nodes in a chroot that nobody has used; wait until both are ready."""
     where = f"cluster.zookeeper={zookeeper.hosts}/nodes/{next(_numbers)}"
     settings = (where, f"node.id={NODES[0]}", "cluster.session.timeout.ms=4000")
-    one = Daemon(None, settings, prefix=prefix, options=[f"--nodes={len(NODES)}"])
-    try:
+    with daemon(None, *settings, prefix=prefix, options=[f"--nodes={len(NODES)}"]) as one:
         until(lambda: {line["node_id"] for line in one.events("ready")} == {*NODES}, "both ready")
         yield one
-    finally:
-        if one.process.poll() is None:
-            one.kill()
-        else:
-            one.wait()
 
 
 def pids(one: Daemon) -> dict[int, int]:
@@ -79,25 +72,14 @@ def test_nodes_end_with_a_supervisor_that_is_killed(zookeeper: Ensemble) -> None
 
 def test_systemd_hears_of_all_nodes_as_of_one_daemon(zookeeper: Ensemble, tmp_path: Path) -> None:
     """It starts what needs the coordinator when it is ready, and knows nothing of nodes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(tmp_path / "notify"))
-        receiver.settimeout(60)
-        words: list[str] = []
-
-        def hear(word: str) -> None:
-            while word not in words:
-                words.extend(receiver.recv(4096).decode().splitlines())
-
-        with nodes(zookeeper, "env", f"NOTIFY_SOCKET={tmp_path / 'notify'}") as one:
-            hear("READY=1")
-            assert "STATUS=2 of 2 nodes are ready" in words
-            words.clear()
-            one.process.send_signal(signal.SIGHUP)
-            hear("RELOADING=1")
-            hear("READY=1")
-            one.process.send_signal(signal.SIGTERM)
-            hear("STOPPING=1")
-            assert one.wait() == 0
+    with ServiceManager(tmp_path) as systemd, nodes(zookeeper, *systemd.prefix) as one:
+        assert "STATUS=2 of 2 nodes are ready" in systemd.hear("READY=1")
+        one.process.send_signal(signal.SIGHUP)
+        systemd.hear("RELOADING=1")
+        systemd.hear("READY=1")
+        one.process.send_signal(signal.SIGTERM)
+        systemd.hear("STOPPING=1")
+        assert one.wait() == 0
 
 
 def test_nodes_without_a_cluster_or_with_a_folder_are_refused(tmp_path: Path) -> None:

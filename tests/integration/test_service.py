@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from protocol.messages import RegisterTopicsRequest, RegisterTopicsResponse, TopicRegistration
 from tests.deploy.support import DEPLOY, needs, run
-from tests.integration.daemon import Connection, daemon, run_cli, until
+from tests.integration.daemon import Connection, ServiceManager, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -70,24 +69,16 @@ def test_a_log_that_cannot_be_opened_refuses_the_start(tmp_path: Path) -> None:
 
 def test_systemd_is_told_from_the_start_to_the_end(tmp_path: Path) -> None:
     """It waits for READY, feeds others only then, and kills whoever feeds no watchdog."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(tmp_path / "notify"))
-        receiver.settimeout(60)
-        words: list[str] = []
-
-        def hear(word: str) -> None:
-            while not words or words[-1] != word:
-                words.extend(receiver.recv(4096).decode().splitlines()[:1])
-
-        env = ("env", f"NOTIFY_SOCKET={tmp_path / 'notify'}", "WATCHDOG_USEC=200000")
-        with daemon(tmp_path / "data", prefix=env) as one:
-            hear("READY=1")
-            hear("WATCHDOG=1")
+    with ServiceManager(tmp_path) as systemd:
+        prefix = (*systemd.prefix, "WATCHDOG_USEC=200000")
+        with daemon(tmp_path / "data", prefix=prefix) as one:
+            systemd.hear("READY=1")
+            systemd.hear("WATCHDOG=1")
             one.process.send_signal(signal.SIGHUP)
-            hear("RELOADING=1")
-            hear("READY=1")
+            systemd.hear("RELOADING=1")
+            systemd.hear("READY=1")
             one.process.send_signal(signal.SIGTERM)
-            hear("STOPPING=1")
+            systemd.hear("STOPPING=1")
             assert one.wait() == 0
             assert one.events("settings.reloaded")[0]["changed"] == []
 
