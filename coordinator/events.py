@@ -175,7 +175,7 @@ CATALOGUE: Final = (
         "A bug: who follows the events, such as the page, failed at the event `of`.",
     ),
     # --- the log ---
-    _kind("log.created", "info", "cluster_id", "A new data folder."),
+    _kind("log.created", "info", "cluster_id", "A new data folder, or a new cluster in ZooKeeper."),
     _kind(
         "log.file_moved_aside",
         "warning",

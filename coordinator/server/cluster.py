@@ -70,6 +70,8 @@ class ClusterLogs:
             new_cluster_id=new_cluster_id,
             patience_s=PATIENCE_S,
         )
+        if found.is_new:
+            log.info("log.created", cluster_id=found.cluster_id)
         for server, reason in found.unknown.items():
             log.warning("zookeeper.release_unknown", server=server, reason=reason)
         machine = ClusterNode(

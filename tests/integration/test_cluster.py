@@ -186,6 +186,7 @@ def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
     where = f"{zookeeper.hosts}/cluster/{next(_numbers)}"
     with cluster(where, SESSION, "http.listeners=127.0.0.1:0", "max.log.bytes=5", nodes=2) as nodes:
         until(lambda: len(nodes.events("journal.led")) >= JOURNALS, "leaders")
+        assert len(nodes.events("log.created")) == 1
         texts = [get(daemon, "/metrics")[1] for daemon in nodes.running.values()]
         led = [re.search(r"^group_coordinator_journals_led (\S+)$", t, re.MULTILINE) for t in texts]
         assert sum(float(one[1]) for one in led if one) == JOURNALS
