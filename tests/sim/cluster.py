@@ -173,6 +173,7 @@ class Host:
                 await trio.sleep(self._cluster.rng.choice((0, STEP_S)))
             self._arrived = trio.Event()
             self._hears_s = math.inf
+            self._cluster.rested(self)
             if self._is_lost:
                 self._cluster.undone(line.drop())
             if self._may_connect:
@@ -242,6 +243,8 @@ class Cluster:
         self.tail_bytes = settings.cluster_snapshot_bytes
         self.tail_entries = settings.cluster_snapshot_entries
         self.heard: Callable[[Host, str, dict[str, Any]], None] = lambda _host, _name, _fields: None
+        # Called with a node that has done what it heard, before it hears more.
+        self.rested: Callable[[Host], None] = lambda _host: None
         self.listen: Callable[[str], Listener] = lambda _name: FakeListener()
         self.undone: Callable[[list[Undone]], None] = lambda _undone: None
         self.newest_seen: Callable[[Line], int] = lambda _line: self.ensemble.transactions

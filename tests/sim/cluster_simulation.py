@@ -12,8 +12,11 @@ import trio
 import trio.testing
 
 from client import AssignmentWarning
+from coordinator.cluster.journal import Role
 from coordinator.config import load_settings
+from coordinator.group.core import HardGroup
 from coordinator.runtime.children import CompactionFailed
+from coordinator.runtime.shard import ShardRunner, Status
 from protocol.errors import ErrorCode
 from protocol.messages import CompactLogRequest
 from tests.sim.checker import check
@@ -86,9 +89,15 @@ class ClusterWorld(BaseWorld):
         self.cluster.tail_entries = self.rng("snapshots").choice((20, 100, 4_096))
         self.cluster.listen = self.network.listen
         self.cluster.heard = self._on_event
+        self.cluster.rested = self._check_followed
         self.cluster.undone = self._maybe_later
         self.cluster.newest_seen = self._newest_seen
+        self.found_within_ms = FOUND_WITHIN_MS
         self._rng = self.rng("ensemble")
+        # What the first node that followed so far held, by partition and index of the journal.
+        self._followed: dict[tuple[int, int], dict[str, HardGroup]] = {}
+        # Up to where that was compared, since a partition of a node was loaded the latest time.
+        self._checked: dict[tuple[Host, int, int], int] = {}
 
     @property
     def address(self) -> list[str]:
@@ -101,7 +110,7 @@ class ClusterWorld(BaseWorld):
             # A driver that died is back under the same name, maybe, as another member.
             living = {d.member.member_id: d for d in self.drivers if d.member is not None}
             driver = living.get(fields["member_id"])
-            if driver is not None and driver.session_timeout_ms >= FOUND_WITHIN_MS:
+            if driver is not None and driver.session_timeout_ms >= self.found_within_ms:
                 self.violate("evicted", f"{driver.name} by {host.name}: {fields['detail']}")
 
     # --- the ensemble -------------------------------------------------------------------
@@ -138,14 +147,30 @@ class ClusterWorld(BaseWorld):
 
     # --- what must hold -----------------------------------------------------------------
 
+    def _check_followed(self, host: Host) -> None:
+        """Whoever follows holds the same as others did who had read as far.
+
+        What a deposed leader kept too much of is soon overwritten: later nobody sees it.
+        """
+        for journal in host.machine.journals:
+            if journal.role is not Role.FOLLOWING or not journal.is_following:
+                continue
+            for partition in journal.partitions:
+                runner = host.node.shards[partition]
+                life = host, partition, runner.unloads
+                is_new = self._checked.get(life) != journal.applied
+                if runner.status is Status.FOLLOWING and is_new:
+                    self._checked[life] = journal.applied
+                    state = _held(runner)
+                    known = self._followed.setdefault((partition, journal.applied), state)
+                    if state != known:
+                        text = f"{life[1:]} of {host.name}: {state!r}, not {known!r}"
+                        self.violate("I11 nodes differ", text)
+
     def check_states(self) -> None:
         """Every node holds the same of each partition, whoever leads it."""
         for partition in range(PARTITIONS):
-            states = [h.node.shards[partition].core for h in self.cluster.hosts.values()]
-            found = [
-                {g: s for g, s in core.hard_state().items() if s.generation or s.offsets}
-                for core in states
-            ]
+            found = [_held(host.node.shards[partition]) for host in self.cluster.hosts.values()]
             if any(state != found[0] for state in found):
                 self.violate("I11 nodes differ", f"partition {partition}: {found!r}")
 
@@ -155,6 +180,12 @@ class ClusterWorld(BaseWorld):
             error = getattr(attempt.response, "error", 0)
             if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 self.violate("loading", f"{attempt.client}: {attempt.request}")
+
+
+def _held(runner: ShardRunner[Any]) -> dict[str, HardGroup]:
+    """Return what a partition's memory holds that is hard."""
+    groups: dict[str, HardGroup] = runner.core.hard_state()
+    return {g: state for g, state in groups.items() if state.generation or state.offsets}
 
 
 class Faults:
@@ -187,6 +218,8 @@ class Faults:
         chosen = rng.sample(self._faults, rng.randint(1, 5))
         if self._only:
             chosen = [fault for fault in self._faults if fault.__name__ in self._only]
+        if set(chosen) <= {self._take_ensemble_away, self._snapshot, self._shift_wall_clock}:
+            world.found_within_ms = 0  # Every group stays where it is.
         end_s = trio.current_time() + duration_s
         while trio.current_time() < end_s:
             await trio.sleep(rng.expovariate(1 / 2))

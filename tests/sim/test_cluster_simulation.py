@@ -97,7 +97,7 @@ def _miss_a_batch(patch: pytest.MonkeyPatch) -> None:
     ("plant", "only", "noticed"),
     [
         (_answer_from_memory_at_once, ("_freeze", "_cut_off"), ("I1", "I3", "I5", "I7")),
-        (_keep_what_is_ahead_of_the_log, ("_freeze", "_lose_answers"), ("I",)),
+        (_keep_what_is_ahead_of_the_log, ("_deafen",), ("I11",)),
         (_let_sessions_run_while_nobody_is_heard, ("_take_ensemble_away",), ("evicted",)),
         (_believe_what_is_registered, ("_stop",), ("the run failed",)),
         (_miss_a_batch, ("_kill",), ("I",)),
