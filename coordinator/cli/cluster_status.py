@@ -102,15 +102,17 @@ def from_nodes(coordinator: Coordinator) -> Status:
     status = Status(told.cluster_id, [], [], mine.state_bytes, mine.state_bytes_limit)
     ready = {one.node_id: one.is_ready for one in told.nodes}
     answers: dict[int, m.DescribeJournalsResponse] = {}
-    for (number, address), link in sorted(coordinator.nodes().items(), key=lambda item: item[0]):
-        answer = link.ask(m.DescribeJournalsRequest())
+    asked = (m.DescribeJournalsRequest(), m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
+    for (number, address), found in sorted(
+        coordinator.ask_nodes(*asked).items(), key=lambda item: item[0]
+    ):
+        answer, hello = (found, None) if isinstance(found, AskFailed) else found
         if isinstance(answer, AskFailed):
             who = f"Node {number}" if number in ready else str(address)
             status.problems.append(f"{who} doesn't answer: {answer}")
             if number in ready:
                 status.nodes.append(Node(number, str(address), ready[number]))
             continue
-        hello = link.ask(m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         status.nodes.append(
             Node(
                 answer.node_id,

@@ -27,6 +27,7 @@ import re
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import (
     Callable,
@@ -110,6 +111,7 @@ _TOPIC: Final = re.compile(r"(.+?)(?::((?:[0-9]{1,10}(?:,[0-9]{1,10})*)?))?", re
 
 F = TypeVar("F", bound=Callable[..., Any])
 Scope = dict[str, set[int] | None]  # Topics with some of their partitions, None for all.
+_Place = tuple[int, Address]  # A node, by its id and the address that it tells.
 
 
 class AskFailed(Exception):
@@ -222,24 +224,27 @@ class Coordinator:
                 failure = exc  # Somebody else has begun to lead: all over again.
         raise failure
 
-    def nodes(self) -> dict[tuple[int, Address], "Link"]:
-        """Return the nodes that are there, or that were to be asked; each is asked by itself.
+    def ask_nodes(self, *requests: Request) -> dict[_Place, Any]:
+        """Return what each node answers to *requests*, all asked at a time: one may hang.
 
-        Who doesn't answer, and of whom nobody knows by now, has the id -1.
+        They are the nodes that are there, and those that were to be asked. Who doesn't say who he
+        is, and of whom nobody knows by now, has the id -1. In the place of a node's answers there
+        may be the `AskFailed` of all of them, in that of an answer its own.
 
         Raises:
             As `ask`.
         """
-        answer: m.DescribeClusterResponse = self.ask(m.DescribeClusterRequest())
-        links = {one: self._link(*one) for one in map(_place, answer.nodes)}
+        told: m.DescribeClusterResponse = self.ask(m.DescribeClusterRequest())
+        link_to = {one: self._link(*one) for one in map(_place, told.nodes)}
+        others = {one: self._link_at(one) for one in self._known}
+        answers = _ask_each({*link_to.values(), *others.values()}, requests)
         # Under another name, one of them may be a node that is there.
-        ids = {node_id for node_id, _ in links}
-        for address in self._known:
-            link = self._link_at(address)
-            link.ask(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
-            if link.node_id not in ids:
-                links[link.node_id, address] = link
-        return links
+        seen = {*link_to.values()}
+        ids = {node_id for node_id, _ in link_to}
+        for address, link in others.items():
+            if link not in seen and link.node_id not in ids:
+                link_to[link.node_id, address] = link
+        return {one: answers[link] for one, link in link_to.items()}
 
     def _ask_leaders(self, request: Request) -> list[Any]:
         found = self.ask(m.FindCoordinatorRequest(m.KEY_TYPE_PARTITION, ())).coordinators
@@ -340,10 +345,6 @@ class Coordinator:
         raise failures[0] if len(failures) == 1 else Unreachable(" ".join(map(str, failures)))
 
 
-# A node, by its id and the address that it tells.
-_Place = tuple[int, Address]
-
-
 def _place(one: m.CoordinatorOfGroup | m.ClusterNode) -> _Place:
     return one.node_id, Address(one.host, one.port)
 
@@ -357,6 +358,26 @@ def _pages(ask: Callable[[Request], Any], request: Request) -> Iterator[Any]:
             raise answer
         yield answer
         page = next_page(page, answer)
+
+
+def _ask_each(links: Collection["Link"], requests: Sequence[Request]) -> dict["Link", Any]:
+    """Return what each of *links* answers to *requests*, or why it doesn't."""
+    answers: dict[Link, Any] = {}
+
+    def ask(link: Link) -> None:
+        try:
+            link.open(_GREETING_S_MAX)
+            answers[link] = [_checked(answer) for answer in link.exchange(requests)]
+        except AskFailed as exc:
+            answers[link] = exc
+
+    # Nobody waits for them after Ctrl-C.
+    threads = [threading.Thread(target=ask, args=(link,), daemon=True) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
 
 
 class Link:
@@ -385,11 +406,12 @@ class Link:
             return list(self._exchange(requests))
 
     def ask(self, request: Request) -> Any:
-        """Return the answer to *request*, or the `AskFailed` in the place of that."""
-        try:
-            (answer,) = self.exchange([request])
-        except Unreachable as exc:
-            return exc
+        """Return the answer to *request*, or the `AskFailed` in the place of that.
+
+        Raises:
+            Unreachable: It can't be reached or doesn't answer in time.
+        """
+        (answer,) = self.exchange([request])
         return _checked(answer)
 
     def open(self, patience_s: float) -> None:
@@ -399,7 +421,7 @@ class Link:
             Unreachable: It doesn't answer in that time.
         """
         if self._socket is None:
-            timeout_s, self._timeout_s = self._timeout_s, patience_s
+            timeout_s, self._timeout_s = self._timeout_s, min(self._timeout_s, patience_s)
             try:
                 self.exchange([ApiVersionsRequest(PROGRAM, PROGRAM, "")])
             finally:

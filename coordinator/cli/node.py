@@ -70,8 +70,8 @@ def _show(answer: m.DescribeNodeResponse, output: Output) -> None:
 def _show_all(coordinator: Coordinator, output: Output) -> NoReturn:
     rows: list[tuple[object, ...]] = []
     shown: list[dict[str, object]] = []
-    for (node_id, address), link in coordinator.nodes().items():
-        answer = link.ask(m.DescribeNodeRequest())
+    for (node_id, address), found in coordinator.ask_nodes(m.DescribeNodeRequest()).items():
+        answer = found if isinstance(found, AskFailed) else found[0]
         where = {"node_id": None if node_id < 0 else node_id, "address": str(address)}
         if isinstance(answer, AskFailed):
             note(f"{address}: {answer}")

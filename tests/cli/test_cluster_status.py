@@ -30,19 +30,6 @@ def journals(*last_entries: int, leaders: tuple[int, ...] = (1, 2)) -> Any:
     return m.DescribeJournalsResponse(0, None, 1, True, 1, 2, 2_600, 10_000, found)
 
 
-class Node:
-    """Answers as a node that says this of its journals."""
-
-    def __init__(self, journals: Any) -> None:
-        self._journals = journals
-
-    def ask(self, request: m.Request) -> Any:
-        """Answer as it would."""
-        if type(request) is m.ApiVersionsRequest:
-            return m.ApiVersionsResponse(0, (), "group-coordinator/1", "c", 1, 1)
-        return self._journals
-
-
 class Cluster:
     """Answers as the nodes of a cluster would."""
 
@@ -61,9 +48,14 @@ class Cluster:
         """Answer as the first node."""
         return self._nodes if type(request) is m.DescribeClusterRequest else self._answers[1]
 
-    def nodes(self) -> dict[tuple[int, Address], Node]:
-        """Return each of them."""
-        return {(number, AT[number]): Node(answer) for number, answer in self._answers.items()}
+    def ask_nodes(self, *requests: m.Request) -> dict[tuple[int, Address], Any]:
+        """Return what each of them answers."""
+        assert [type(one) for one in requests] == [m.DescribeJournalsRequest, m.ApiVersionsRequest]
+        hello = m.ApiVersionsResponse(0, (), "group-coordinator/1", "c", 1, 1)
+        return {
+            (number, AT[number]): answer if isinstance(answer, AskFailed) else [answer, hello]
+            for number, answer in self._answers.items()
+        }
 
 
 def status(answers: Mapping[int, Any], nodes: m.DescribeClusterResponse = NODES) -> Status:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ class Nodes:
     Attributes:
         away: Those that nobody reaches.
         frozen: Those that are reached, and answer nobody.
+        connected: Who was connected to.
+        together: Where nodes wait before they tell how they are, until all of them do.
         asked: What each was asked, but for who it is.
     """
 
@@ -33,6 +36,8 @@ class Nodes:
         self.frozen: set[int] = set()
         self.leaders = dict(LEADERS)
         self.asked: list[tuple[int, m.Request]] = []
+        self.connected: list[int] = []
+        self.together = threading.Barrier(1)
         self.host = "127.0.0.1"
         self.found: Callable[[], None] = lambda: None  # Called after each search.
         monkeypatch.setattr(socket, "create_connection", self._connect)
@@ -40,6 +45,7 @@ class Nodes:
     def _connect(self, where: tuple[str, int], **_: object) -> FakeSocket:
         if where[0] != "127.0.0.1" or where[1] in self.away:
             raise ConnectionRefusedError(111, "Connection refused")
+        self.connected.append(where[1])
         return FakeSocket(lambda request: self._answer(where[1], request))
 
     def _answer(self, node: int, request: Any) -> m.Response:
@@ -84,6 +90,7 @@ class Nodes:
         return m.DescribeClusterResponse(0, "c", nodes)
 
     def _node(self, node: int, _: m.DescribeNodeRequest) -> m.DescribeNodeResponse:
+        self.together.wait(10)
         partitions = tuple(
             m.NodePartition(number, "active" if leader == node else "following", 3, 3)
             for number, leader in self.leaders.items()
@@ -214,6 +221,27 @@ def test_a_node_that_is_away_is_shown_if_it_was_named(nodes: Nodes) -> None:
     assert done.exit_code == 1
     assert cells(done.stdout)[1] == ["-", "127.0.0.1:2", "away", "-", "-"]
     assert [node["status"] for node in shown["nodes"]] == ["ready", "away"]
+
+
+def test_all_nodes_are_asked_at_a_time(nodes: Nodes) -> None:
+    """Each that hangs took ten seconds, one after the other, while somebody waited at night."""
+    nodes.together = threading.Barrier(2)
+
+    assert run("health", "--all").exit_code == 0
+
+
+def test_a_node_that_hangs_is_tried_and_shown_once(nodes: Nodes) -> None:
+    """It is named, and the cluster may not have lost it yet."""
+    nodes.frozen = {2}
+    done = run("health", "--all")
+
+    assert done.exit_code == 1
+    assert [row[:3] for row in cells(done.stdout)] == [
+        ["1", "127.0.0.1:1", "ready"],
+        ["2", "127.0.0.1:2", "away"],
+    ]
+    assert nodes.connected.count(2) == 1
+    assert "nothing came within 5 s" in done.stderr
 
 
 def test_health_is_that_of_one_node_unless_all_are_asked_for(nodes: Nodes) -> None:
