@@ -288,9 +288,13 @@ class Share:
         """Work begins."""
         self._since_s = self._clock_s()
 
+    def worked_s(self) -> float:
+        """Return for how long it has gone on."""
+        return self._clock_s() - self._since_s
+
     async def pause(self) -> None:
         """Return when more may be done."""
-        worked_s = self._clock_s() - self._since_s
+        worked_s = self.worked_s()
         seen, self._seen = self._seen, self._requests()
         await trio.sleep(0 if seen == self._seen else REST * worked_s)
 
@@ -346,8 +350,7 @@ class Slices:
             while goes_on:
                 goes_on = False  # Nobody waits any more, or there was a bug.
                 self._share.begin()
-                began_s = self._clock_s()
                 call.attempt(go_on)
-                call.asker.spend(self._clock_s() - began_s)
+                call.asker.spend(self._share.worked_s())
                 await self._share.pause()
             self.is_busy = False

@@ -45,7 +45,7 @@ from coordinator.group.shard import GroupShard
 from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
-from coordinator.runtime.calls import Call, CallQueue, Slices, Token
+from coordinator.runtime.calls import SLICE_S, Call, CallQueue, Share, Slices, Token
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.group_lags import GroupLags
@@ -61,8 +61,7 @@ from protocol.group_ids import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
 
 FORGET_SLICE: Final = 200
-# What the matching of patterns takes of the event loop at a time, and who may wait for it.
-MATCH_SLICE_US: Final = 1_000
+# How many may wait until a pattern is matched.
 PATTERNS_WAITING_MAX: Final = 1_000
 
 _NOTHING_TO_LOAD: Final = (
@@ -166,8 +165,9 @@ class Node:
             load=self._load_of_the_moment,
             is_draining=lambda: self.draining,
         )
-        self.patterns = PatternMatcher(topics)
-        self.slices = Slices(environment.clock_s, lambda: environment.telemetry.received_bytes)
+        telemetry, clock_s = environment.telemetry, environment.clock_s
+        self.patterns = PatternMatcher(topics, Share(lambda: telemetry.received_bytes, clock_s))
+        self.slices = Slices(clock_s, lambda: telemetry.received_bytes)
         self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
             environment, max_response_bytes=group_config.max_response_bytes
@@ -533,8 +533,9 @@ class PatternMatcher:
     is registered meanwhile, or between that and the end of a rebalance, is little.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, share: Share) -> None:
         self._registry = registry
+        self._share = share
         self._queue: CallQueue[tuple[str, Callable[[], None]]] = CallQueue()
 
     def submit(self, call: Call, pattern: str, decide: Callable[[], None]) -> None:
@@ -554,13 +555,17 @@ class PatternMatcher:
         """Match until cancelled."""
         while True:
             call, (pattern, decide) = await self._queue.take()
-            spent_us = 0
-            for cost_us in self._registry.match(pattern):
-                spent_us += cost_us
-                if spent_us >= MATCH_SLICE_US:
-                    spent_us = 0
-                    await trio.lowlevel.checkpoint()
+            self._share.begin()
+            for _ in self._registry.match(pattern):
+                if self._share.worked_s() >= SLICE_S:
+                    await self._rest(call)
             call.attempt(decide)
+            await self._rest(call)
+
+    async def _rest(self, call: Call) -> None:
+        call.asker.spend(self._share.worked_s())
+        await self._share.pause()
+        self._share.begin()
 
 
 class Reloader:

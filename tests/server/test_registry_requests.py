@@ -12,9 +12,10 @@ from trio.testing import MockClock
 
 from client.operators import offsets_of_page
 from coordinator.group.core import Caller
-from coordinator.group.registry import TopicChange
+from coordinator.group.registry import Registry, TopicChange
 from coordinator.log.format import Entry
 from coordinator.runtime import offset_changes
+from coordinator.runtime.calls import REST, SLICE_S
 from coordinator.runtime.node import TopicPurges
 from protocol import messages as m
 from protocol.errors import ErrorCode
@@ -495,15 +496,28 @@ async def test_a_drain_answers_the_reads_that_wait(autojump_clock: MockClock) ->
         assert ErrorCode.NOT_COORDINATOR == await client.error(beat())
 
 
+def make_patterns_costly(clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each name that is matched take a slice."""
+    match = Registry.match
+
+    def costing(registry: Registry, pattern: str) -> Iterator[int]:
+        for cost_us in match(registry, pattern):
+            clock.jump(SLICE_S)
+            yield cost_us
+
+    monkeypatch.setattr(Registry, "match", costing)
+
+
 @pytest.mark.parametrize("asks", ["describes", "joins"])
-async def test_a_costly_pattern_holds_nobody_up(asks: str, autojump_clock: MockClock) -> None:
+async def test_a_costly_pattern_holds_nobody_up(
+    asks: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others are served between two names, and who has gone meanwhile changes nothing."""
-    pattern = "(?:[a-z0-9]?.?){80}b"
+    make_patterns_costly(autojump_clock, monkeypatch)
+    pattern = ".*b"
     async with world() as w:
         slow, gone, other = w.connect(), w.connect(), w.connect()
-        for part in range(3):
-            names = {f"t{part}-{n}-" + "x" * 200: 1 for n in range(300)}
-            assert isinstance(await other.ask(registration(**names)), m.RegisterTopicsResponse)
+        await other.ask(registration(**{f"t{n}": 1 for n in range(300)}))
         asked: m.Request = everything(topics=None, pattern=pattern)
         if asks == "joins":
             first = structs.replace(join("new"), topic_pattern=pattern)
@@ -517,15 +531,35 @@ async def test_a_costly_pattern_holds_nobody_up(asks: str, autojump_clock: MockC
         assert sent in other.answers()
         assert frames[0][0] not in slow.answers()
         gone.transport.reset()
-        await turn()
+        await trio.sleep(4)
         if asks == "describes":
             answer: Any = slow.answers()[frames[0][0]].response
             assert (answer.error, answer.topics) == (0, ())
         else:
-            await trio.sleep(4)
             assert await w.connect().error(beat("nobody", group_id="new")) == 25
             assert len(w.node.shard_of("new").core.groups["new"].members) == 1
         assert not [name for name in w.event_names() if name.endswith("failed")]
+
+
+async def test_the_matching_of_patterns_has_a_fifth_of_the_loop_while_clients_ask(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had half of it, and all of it where what waited was matched already."""
+    make_patterns_costly(autojump_clock, monkeypatch)
+    async with world() as w:
+        slow, other = w.connect(), w.connect()
+        await other.ask(registration(**{f"t{n}": 1 for n in range(300)}))
+        began_s = trio.current_time()
+        sent = slow.send(everything(topics=None, pattern=".*b"))
+        beats = 0
+        while sent not in slow.answers():
+            await other.error(beat())
+            beats += 1
+            await trio.sleep(0.001)
+        took_s = trio.current_time() - began_s
+
+    assert took_s == pytest.approx(300 * SLICE_S * (1 + REST), rel=0.01)
+    assert beats > 300
 
 
 async def test_a_bug_behind_a_pattern_ends_one_connection(
