@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from coordinator.group.core import Caller, Core, Now, Outcome
 from coordinator.group.group import Group
+from coordinator.group.lag import numbers_in_order
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
 from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
 from coordinator.group.refusals import member_refusal
@@ -258,7 +259,7 @@ def fetch_all(
     room_bytes = max_bytes
     topics = []
     for topic, offsets in seen.items():
-        partitions = sorted(offsets)
+        partitions = yield from numbers_in_order(offsets)
         packed = PackedArray()
         for at in range(0, len(partitions), _SLICE_OFFSETS):
             packed.extend(tuple([offsets[p] for p in partitions[at : at + _SLICE_OFFSETS]]))

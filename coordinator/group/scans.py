@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
-from coordinator.group.lag import TURN_LOOKS, in_order, numbers_in_order
+from coordinator.group.lag import STEP_LOOKS, in_order, numbers_in_order
 from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.codec import encode
 from protocol.errors import ErrorCode
@@ -87,8 +87,8 @@ class _Page:
         self._room = room
         self._names: list[tuple[str, str]] = []  # Groups with their topics.
         self._counts: list[int] = []
-        self._rows: list[bytes] = []
-        self._sizes: list[int] = []
+        self._rows: list[bytes] = []  # Packed, as all that follows.
+        self._sizes: list[bytes] = []
         self._committed_ms: list[bytes] = []
         self._expire_ms: list[bytes] = []
 
@@ -117,8 +117,8 @@ class _Page:
             self._names.append((run.group_id, run.topic))
             self._counts.append(0)
         self._counts[-1] += len(rows)
-        self._rows += rows
-        self._sizes += map(len, rows)
+        self._rows.append(b"".join(rows))
+        self._sizes.append(struct.pack(f">{len(rows)}H", *map(len, rows)))
         committed_ms, expire_ms = run.stored.packed_times(run.partitions[: len(rows)])
         self._committed_ms.append(committed_ms)
         self._expire_ms.append(expire_ms)
@@ -132,9 +132,9 @@ class _Page:
             tuple([topic for _, topic in self._names]),
             struct.pack(f">{len(self._counts)}I", *self._counts),
             b"".join(self._rows),
-            struct.pack(f">{len(self._sizes)}H", *self._sizes),
+            b"".join(self._sizes),
             b"".join(self._committed_ms),
-            b"" if expire_ms == PACKED_NO_EXPIRY * len(self._sizes) else expire_ms,
+            b"" if expire_ms == PACKED_NO_EXPIRY * sum(self._counts) else expire_ms,
         )
         return ScanOffsetsResponse(ErrorCode.NONE.value, position, (), cursor, (columns,))
 
@@ -242,8 +242,8 @@ def _runs_of(
     partitions = yield from numbers_in_order(stored)
     if after is not None and (group_id, topic) == after[:2]:
         partitions = partitions[bisect.bisect_right(partitions, after.partition) :]
-    for at in range(0, len(partitions), TURN_LOOKS):
-        some = [partition for partition in partitions[at : at + TURN_LOOKS] if partition in stored]
+    for at in range(0, len(partitions), STEP_LOOKS):
+        some = [partition for partition in partitions[at : at + STEP_LOOKS] if partition in stored]
         yield _Run(group_id, topic, stored, some)
 
 

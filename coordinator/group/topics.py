@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Raw, structs
 
 from coordinator.group.core import Handlers, Step
-from coordinator.group.lag import TURN_LOOKS, numbers_in_order
+from coordinator.group.lag import STEP_LOOKS, numbers_in_order
 from coordinator.group.registry import (
     EndReported,
     InvalidPattern,
@@ -377,8 +377,8 @@ class _Described:
             ends = dict(ends)
             by_partition = yield from numbers_in_order(ends)
             array = PackedArray()
-            for at in range(0, len(by_partition), TURN_LOOKS):
-                some = [ends[partition] for partition in by_partition[at : at + TURN_LOOKS]]
+            for at in range(0, len(by_partition), STEP_LOOKS):
+                some = [ends[partition] for partition in by_partition[at : at + STEP_LOOKS]]
                 told = [EndOffset(end.partition, end.end_offset, told_ms(end)) for end in some]
                 array.extend(tuple(told))
                 yield
