@@ -20,8 +20,8 @@ from typing import Final
 import trio
 
 from client.exceptions import AuthenticationFailed, FatalError
-from client.security import PLAINTEXT, LogIn, NotNow, Security, speaks_tls, tls_refusal
-from protocol.connection import ClientConnection, ResponseEvent
+from client.security import PLAINTEXT, LogIn, NotNow, Security, tls_refusal
+from protocol.connection import ClientConnection, ResponseEvent, speaks_tls
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.messages import (
     APIS,
@@ -310,7 +310,8 @@ class Connection:
         if self._has_heard or self.security.uses_tls:
             return "the server closed the connection"
         # OpenSSL says nothing to somebody who doesn't speak TLS.
-        return "the server closed the connection before it said anything (maybe it speaks TLS)"
+        why = "maybe it speaks TLS: security.protocol"
+        return f"the server closed the connection before it said anything ({why})"
 
     def _take(self, event: ResponseEvent) -> None:
         if event.throttle_time_ms > 0:

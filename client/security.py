@@ -369,11 +369,6 @@ def tls_refusal(error: BaseException, name: str) -> AuthenticationFailed | None:
     return None
 
 
-def speaks_tls(data: bytes | bytearray) -> bool:
-    """Say whether what a plaintext connection got is an alert of TLS, and so no answer."""
-    return data[:2] == b"\x15\x03"
-
-
 _UNKNOWN: Final = "nobody in ssl.truststore.location has signed it ({})"
 # By OpenSSL's numbers.
 _CERTIFICATES: Final[Mapping[int, str]] = {

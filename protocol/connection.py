@@ -297,6 +297,11 @@ def of_epoch(frame: bytes, leader_epoch: int) -> bytes:
 # --- The client's end -------------------------------------------------------------------
 
 
+def speaks_tls(data: bytes | bytearray) -> bool:
+    """Say whether what a plaintext connection got is an alert of TLS, and so no answer."""
+    return data[:2] == b"\x15\x03"
+
+
 class ResponseEvent(Struct, frozen=True, gc=False):
     """An answer, with the request that it answers."""
 

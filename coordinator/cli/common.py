@@ -59,7 +59,7 @@ from coordinator.cli.output import (
 from coordinator.config import Address, ConfigError
 from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
-from protocol.connection import ClientConnection
+from protocol.connection import ClientConnection, speaks_tls
 from protocol.consumer import decode_assignment
 from protocol.coordinators import Key, about_partitions, key_of, next_page
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
@@ -94,6 +94,9 @@ _GREETING_S_MAX: Final = 5.0
 # Of a list over all nodes, while others begin to lead.
 _TRIES: Final = 3
 FOR_EVER: Final = -1
+_MAYBE_TLS: Final = (
+    " (maybe its listener is one for TLS: security.protocol in a file for --command-config)"
+)
 _CONSUMER: Final = "consumer"
 
 _IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
@@ -394,6 +397,7 @@ class Link:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._unsaid = b""  # What tells who asks.
+        self._may_speak_tls = False  # We don't, and nothing has come yet.
         self._protocol = ClientConnection()
 
     def exchange(self, requests: Sequence[Request]) -> list[Response | AskFailed]:
@@ -443,8 +447,11 @@ class Link:
         if isinstance(exc, TimeoutError):
             return f"nothing came within {round(self._timeout_s, 1):g} s"
         if isinstance(exc, ProtocolError):
-            return f"what is there is no coordinator ({exc})"
+            return f"what is there is no coordinator ({exc}){self._maybe_tls()}"
         return getattr(exc, "strerror", None) or str(exc)
+
+    def _maybe_tls(self) -> str:
+        return _MAYBE_TLS if self._may_speak_tls else ""
 
     def _exchange(self, requests: Sequence[Request]) -> Iterator[Response | AskFailed]:
         """Yield an answer for each request, in their order."""
@@ -483,7 +490,9 @@ class Link:
         """Connect, encrypted and logged in if need be; who asks is said with the first request."""
         where = (self._address.host, self._address.port)
         self._protocol = ClientConnection()
+        self._may_speak_tls = False
         sock = self._socket = socket.create_connection(where, timeout=self._timeout_s)
+        self._may_speak_tls = True
         _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         self._unsaid = hello if self._config is None else self._secured(sock, hello)
 
@@ -497,6 +506,7 @@ class Link:
         try:
             security = s.Security.of(self._config)
             if security.uses_tls:
+                self._may_speak_tls = False
                 context = security.context()
                 sock = context.wrap_socket(sock, server_hostname=self._address.host)
                 self._socket = sock
@@ -524,7 +534,9 @@ class Link:
         found: dict[int, Response] = {}
         while not found.keys() >= set(wanted):
             if not (data := sock.recv(65536)):
-                raise ConnectionResetError("it closed the connection without an answer")
+                why = f"it closed the connection without an answer{self._maybe_tls()}"
+                raise ConnectionResetError(why)
+            self._may_speak_tls = self._may_speak_tls and speaks_tls(data)
             for event in self._protocol.receive(data):
                 found[event.correlation_id] = event.response
                 if isinstance(event.response, ApiVersionsResponse):

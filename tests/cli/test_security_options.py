@@ -8,7 +8,7 @@ from msgspec import structs
 
 from coordinator.security.sasl import Authenticator, LogIn, credential_of
 from protocol import messages as m
-from tests.fakes.command_line import CommandLine
+from tests.fakes.command_line import CommandLine, FakeSocket
 
 MARKER = "never-to-be-seen"
 KNOWN = credential_of(MARKER, "SCRAM-SHA-256")
@@ -92,3 +92,32 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.exit_code == 1
     assert "/not/there: No such file" in result.output
     assert line.asked == []
+
+
+@pytest.mark.parametrize("words", [b"", b"\x15\x03\x01\x00\x02\x02\x46"], ids=["none", "alert"])
+def test_a_listener_of_tls_is_guessed_by_a_command_without(
+    monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    """OpenSSL closes without a word, others send an alert; neither says what to do."""
+    monkeypatch.setattr(FakeSocket, "sendall", lambda *_: None)
+    monkeypatch.setattr(FakeSocket, "recv", lambda *_: words)
+    done = command_line(monkeypatch).run("groups", "list")
+
+    assert done.exit_code == 69
+    assert "maybe its listener is one for TLS: security.protocol" in done.stderr
+
+
+def test_a_coordinator_that_has_answered_is_not_taken_for_one_with_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may close for any reason of its own."""
+    recv, heard = FakeSocket.recv, []
+
+    def first_only(one: FakeSocket, size: int) -> bytes:
+        heard.append(recv(one, size))
+        return heard[0] if len(heard) == 1 else b""
+
+    monkeypatch.setattr(FakeSocket, "recv", first_only)
+    done = command_line(monkeypatch).run("groups", "list")
+
+    assert done.stderr.endswith(": it closed the connection without an answer\n")
