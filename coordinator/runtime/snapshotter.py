@@ -225,14 +225,15 @@ class Snapshotter:
             self._is_running = False
         if journal.snapshot.name == name:  # Else another node leads, and makes its own.
             duration_ms = int((trio.current_time() - began_s) * 1000)
-            self._succeeded(number, before_bytes - journal.state_bytes, duration_ms)
+            # A snapshot of little may be larger than that, and a counter never goes back.
+            removed_bytes = max(0, before_bytes - journal.state_bytes)
+            self._succeeded(number, removed_bytes, duration_ms)
 
     # --- how it went --------------------------------------------------------------------
 
     def _succeeded(self, number: int, removed_bytes: int, duration_ms: int) -> None:
         self._made += 1
-        # A snapshot of little may be larger than that, and a counter never goes back.
-        self._removed_bytes += max(0, removed_bytes)
+        self._removed_bytes += removed_bytes
         self._last_duration_ms = duration_ms
         self._made_at_s[number] = trio.current_time()
         self._emit_event(

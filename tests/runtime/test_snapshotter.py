@@ -230,6 +230,20 @@ async def test_an_operator_has_a_snapshot_made_of_each_journal_that_is_led(
         assert (answer.error, answer.message) == (ErrorCode.OUTCOME_UNKNOWN, str(DIED))
 
 
+async def test_a_snapshot_that_is_larger_than_the_log_removes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """Of one commit it was told that it removed -52 bytes."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        await commit_often(client, 1)
+        answer: Any = await ask(client, CompactLogRequest())
+
+        assert answer.removed_bytes == 0
+        assert {told["removed_bytes"] for told in node.told("compaction.finished")} == {0}
+
+
 async def test_changes_that_are_only_in_the_snapshot_are_too_old(
     autojump_clock: MockClock,
 ) -> None:
