@@ -83,6 +83,13 @@ class StoredOffsets:
         """Return when *partition*, which has an offset, was committed."""
         return self._times.get(partition, self._committed_ms)
 
+    def committed_times(self, partitions: Sequence[int]) -> list[int]:
+        """Return the same of each of *partitions*."""
+        times, common_ms = self._times, self._committed_ms
+        if not times:
+            return [common_ms] * len(partitions)
+        return [times.get(partition, common_ms) for partition in partitions]
+
     def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
         """Return when *partitions* were committed, and expire; 8 bytes for each in both."""
         times, common_ms, expiries = self._times, self._committed_ms, self._expire_ms

@@ -3,7 +3,7 @@
 The families of the process are made of plain numbers, which others count, and written by
 prometheus-client, a family in a turn. Those of groups and topics are walked over and written by
 `series`. The text is the same for all, so many who scrape cost what one does: a scrape is kept for
-a second. Nothing else is kept between two of them.
+a second. Nothing else is kept between two of them but a few forms of lines.
 """
 
 import resource

@@ -10,7 +10,8 @@ A family's lines must stand together, the worst group first, and there may be mo
 wanted. But to look at a partition costs more than to write its lines. So there is one walk over
 all partitions, which adds up each group and writes its lines, a text for each family (`Texts`).
 They are kept by level and family, in the order of the walk (`Lines`). Then the groups are put in
-order, and their texts one behind the other.
+order, and their texts one behind the other. What a line says besides its group and its value is
+the same for all groups that read the same: such forms are kept (`FORMS`).
 
 How many series there are is bounded, and they are taken level by level (`LEVELS`). An item of a
 level counts with as many series as it can have, also where some of its values are not known and
@@ -22,10 +23,12 @@ lists: a pass over fifty thousand of them is a stall of 17 ms.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from coordinator.group.core import Now
@@ -55,7 +58,15 @@ TEXTS: Final = 50
 GROUP_ITEMS: Final = 10
 # Items that one turn puts in order.
 TURN_SORTED: Final = 200
+# Forms of lines that are kept for the next group that reads the same.
+FORMS: Final = 128
 _UNKNOWN: Final = -1
+_encode: Final = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
+# The lines of some items, whichever group's: four cells each, of which the second is for the group
+# and the fourth for the value.
+_Form = tuple[str, ...]
 
 # The lines of some items, a text for each family of their level.
 Texts = tuple[str, ...]
@@ -390,12 +401,69 @@ def _texts(families: Sequence[Family], labels: Sequence[str], *columns: Iterable
     return tuple([_lines(family, labels, values) for family, values in pairs])
 
 
+def _forms(families: Sequence[Family], tails: Sequence[str]) -> tuple[_Form, ...]:
+    """Return the form of each family; *tails* are the labels of items behind that of the group."""
+    return tuple(
+        [
+            (
+                *[cell for at, tail in enumerate(tails) for cell in (head[not at :], "", tail, "")],
+                "\n",
+            )
+            for head in [f'\n{family.name}{{group_id="' for family in families]
+        ]
+    )
+
+
+@lru_cache(FORMS)
+def _topic_forms(topics: tuple[str, ...]) -> tuple[_Form, ...]:
+    tails = [f'",topic_name="{escaped(topic)}"}} ' for topic in topics]
+    return _forms(TOPIC_FAMILIES, tails)
+
+
+@lru_cache(FORMS)
+def _partition_forms(topic: str, partitions: tuple[int, ...]) -> tuple[_Form, ...]:
+    name = f'topic_name="{escaped(topic)}"}} '
+    return _forms(PARTITION_FAMILIES, [f'",partition_id="{one}",{name}' for one in partitions])
+
+
+def _filled(
+    forms_of: Callable[[tuple[T, ...]], tuple[_Form, ...]],
+    group_id: str,
+    items: Iterable[T],
+    *columns: Sequence[float],
+) -> Texts:
+    """Return the lines of *items* of a group; each family has its column of values."""
+    group = escaped(group_id)
+    everything = tuple(items)
+    forms = forms_of(everything)
+    texts = []
+    for at, values in enumerate(columns):
+        if _UNKNOWN not in values:
+            texts.append(_fill(forms[at], group, values))
+        elif known := [(i, v) for i, v in zip(everything, values, strict=True) if v != _UNKNOWN]:
+            form = forms_of(tuple([item for item, _ in known]))[at]
+            texts.append(_fill(form, group, [value for _, value in known]))
+        else:
+            texts.append("")
+    return tuple(texts)
+
+
+def _fill(form: _Form, group: str, values: Sequence[float]) -> str:
+    cells = list(form)
+    cells[1::4] = [group] * len(values)
+    # Numbers are written as JSON in half the time that `str` takes.
+    cells[3::4] = _encode(values).decode()[1:-1].split(",")
+    return "".join(cells)
+
+
+_GROUP_HEADS: Final = [f'{family.name}{{group_id="' for family in GROUP_FAMILIES[1:]]
+
+
 def group_texts(facts: GroupFacts, node_id: int) -> Texts:
     """Return the lines of a group."""
-    info, *others = GROUP_FAMILIES
-    group = f'group_id="{escaped(facts.group_id)}"'
+    group = escaped(facts.group_id)
     details = (
-        f'{{coordinator_id="{node_id}",{group},protocol="{escaped(facts.protocol)}",'
+        f'{{coordinator_id="{node_id}",group_id="{group}",protocol="{escaped(facts.protocol)}",'
         f'protocol_type="{escaped(facts.protocol_type)}",state="{facts.state}"}}'
     )
     values = (
@@ -408,10 +476,10 @@ def group_texts(facts: GroupFacts, node_id: int) -> Texts:
     )
     is_stable = int(facts.state == GroupState.STABLE)
     return (
-        f"{info.name}{details} {is_stable}\n",
+        f"{GROUP_FAMILIES[0].name}{details} {is_stable}\n",
         *[
-            f"{family.name}{{{group}}} {value}\n" if value >= 0 else ""
-            for family, value in zip(others, values, strict=True)
+            f'{head}{group}"}} {value}\n' if value >= 0 else ""
+            for head, value in zip(_GROUP_HEADS, values, strict=True)
         ],
     )
 
@@ -426,29 +494,28 @@ def principal_texts(principals: Sequence[PrincipalFacts]) -> Texts:
 
 def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
     """Return the lines of topics of a group."""
-    group = f'{{group_id="{escaped(group_id)}",topic_name="'
-    labels = [f'{group}{escaped(one.topic)}"}}' for one in topics]
-    _, _, members, assigned, offset_sums, lags, _ = zip(*topics, strict=True)
-    return _texts(TOPIC_FAMILIES, labels, lags, offset_sums, members, assigned)
+    names, _, members, assigned, offset_sums, lags, _ = zip(*topics, strict=True)
+    return _filled(_topic_forms, group_id, names, lags, offset_sums, members, assigned)
 
 
 def partition_texts(
     group_id: str, topic: str, columns: LagColumns, committed_ms: Sequence[int], now_ms: int
 ) -> Texts:
     """Return the lines of partitions of a topic of a group."""
-    group = f'{{group_id="{escaped(group_id)}",partition_id="'
-    name = f'",topic_name="{escaped(topic)}"}}'
-    labels = [f"{group}{partition}{name}" for partition in columns.partitions]
-    *families, age = PARTITION_FAMILIES
-    # Most were committed together, and to write a fraction takes as long as all the rest of a line.
-    ages = {at_ms: str(_age_s(at_ms, now_ms)) for at_ms in set(committed_ms)}
-    age_lines = [
-        f"{age.name}{named} {ages[at_ms]}\n"
-        for named, at_ms in zip(labels, committed_ms, strict=True)
-    ]
-    lag_seconds = [_UNKNOWN if ms < 0 else ms / 1000 for ms in columns.behind_ms]
-    others = _texts(families, labels, columns.lags, lag_seconds, columns.committed)
-    return (*others, "".join(age_lines))
+    # Most were committed together.
+    ages_s = {
+        at_ms: max(now_ms - at_ms, 0) / 1000 if at_ms >= 0 else _UNKNOWN
+        for at_ms in set(committed_ms)
+    }
+    return _filled(
+        partial(_partition_forms, topic),
+        group_id,
+        columns.partitions,
+        columns.lags,
+        [ms / 1000 if ms >= 0 else _UNKNOWN for ms in columns.behind_ms],
+        columns.committed,
+        [ages_s[at_ms] for at_ms in committed_ms],
+    )
 
 
 def registry_texts(topics: Sequence[TopicEndFacts]) -> Texts:
@@ -480,25 +547,20 @@ def end_texts(topic: str, ends: Iterable[EndOffset]) -> Texts:
     )
 
 
-def _age_s(since_ms: int, now_ms: int) -> float:
-    return max(now_ms - since_ms, 0) / 1000 if since_ms >= 0 else _UNKNOWN
-
-
 class Lines:
     """The lines of one level: of each of its families the texts in the order of the walk."""
 
     def __init__(self, level: str) -> None:
         self._families = LEVELS[level]
-        self._columns: list[list[str]] = [[] for _ in self._families]
+        self._texts: list[str] = []  # Of all families of the first items, then of the next ones.
 
     def __len__(self) -> int:
         """Return how many texts each family has."""
-        return len(self._columns[0])
+        return len(self._texts) // len(self._families)
 
     def add(self, texts: Texts) -> None:
         """Add the lines of some items."""
-        for column, text in zip(self._columns, texts, strict=True):
-            column.append(text)
+        self._texts += texts
 
     async def parts(self, pause: Pause, order: Sequence[int] | None = None) -> list[bytes]:
         """Return the text, a family after the other, in parts. The lines are gone after that.
@@ -509,15 +571,16 @@ class Lines:
         """
         order = range(len(self)) if order is None else order
         parts: list[bytes] = []
-        for family, column in zip(self._families, self._columns, strict=True):
+        texts, step = self._texts, len(self._families)
+        for first, family in enumerate(self._families):
             head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"
             parts.append(head.encode())
             for at in range(0, len(order), TEXTS):
-                some = order[at : at + TEXTS]
-                data = "".join([column[one] for one in some]).encode()
+                some = [one * step + first for one in order[at : at + TEXTS]]
+                data = "".join([texts[one] for one in some]).encode()
                 parts += [data[cut : cut + PART_BYTES] for cut in range(0, len(data), PART_BYTES)]
                 for one in some:  # To free all of them in one go would take milliseconds.
-                    column[one] = ""
+                    texts[one] = ""
                 await pause()
         return parts
 
@@ -641,19 +704,21 @@ class Walk:
         topics = await sorted_in_turns(topics, _oldest_first, self._pause, TURN_SORTED)
         return await self._write(ranked, topics)
 
-    async def _spend(self, items: int) -> None:
-        """Pause if so many items more are too much for one go: a look at the clock is not free."""
+    def _is_over_after(self, items: int) -> bool:
+        """Say whether to pause after *items* more: a look at the clock is not free."""
         self._spent += items
-        if self._spent >= ITEMS:
-            self._spent = 0
-            await self._pause()
+        if self._spent < ITEMS:
+            return False
+        self._spent = 0
+        return True
 
     async def _look_at(self, group: Group, wanted: tuple[int, int] | None = None) -> _Walked:
         """Add up *group*, and write its lines: of so many topics and partitions as are *wanted*.
 
         None stands for all of them, but nothing is written where that is too much to be kept.
         """
-        await self._spend(GROUP_ITEMS)
+        if self._is_over_after(GROUP_ITEMS):
+            await self._pause()
         owned, idle = await self._owned(group)
         names = [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]
         limits = wanted or self._if_kept(len(names), sum(map(len, group.offsets.values())))
@@ -666,7 +731,8 @@ class Walk:
             stored = group.offsets.get(topic, _NOTHING_STORED)
             sums = LagSum()
             for chunk in chunks(stored, ITEMS):
-                await self._spend(len(chunk))
+                if self._is_over_after(len(chunk)):
+                    await self._pause()
                 columns = lag_columns(self._registry, topic, chunk, self._now.mono_ms)
                 sums.add(columns)
                 whole.add(columns)
@@ -681,7 +747,8 @@ class Walk:
             topics.append(TopicFacts(topic, count, *counts, sums.lag, seconds(sums.behind_ms)))
         for at in range(0, topics_left, ITEMS):
             some_topics = topics[at : min(at + ITEMS, topics_left)]
-            await self._spend(len(some_topics))
+            if self._is_over_after(len(some_topics)):
+                await self._pause()
             self._topics.add(topic_texts(group.group_id, some_topics))
         lag, lag_seconds = whole.lag, seconds(whole.behind_ms)
         if limits is not None:
@@ -708,8 +775,8 @@ class Walk:
 
     def _if_kept(self, topics: int, partitions: int) -> tuple[int, int] | None:
         """Return how many of each are kept of a group: all, or None of it."""
-        sizes = [len(LEVELS[level]) for level in ("group", "topic", "partition")]
-        series = sizes[0] + sizes[1] * topics + sizes[2] * partitions
+        series = len(GROUP_FAMILIES)
+        series += len(TOPIC_FAMILIES) * topics + len(PARTITION_FAMILIES) * partitions
         if series > self._may_keep:
             return None
         self._may_keep -= series
@@ -718,7 +785,7 @@ class Walk:
     def _partition_texts(
         self, group: Group, topic: str, stored: StoredOffsets, columns: LagColumns
     ) -> Texts:
-        committed_ms = list(map(stored.committed_ms, columns.partitions))
+        committed_ms = stored.committed_times(columns.partitions)
         now_ms = self._now.wall_ms
         return partition_texts(group.group_id, topic, columns, committed_ms, now_ms)
 
@@ -736,7 +803,8 @@ class Walk:
                         of_topic = found[topic] = _Owned()
                     of_topic.members.add(member.member_id)
                     of_topic.partitions.add(partition)
-                await self._spend(len(chunk))
+                if self._is_over_after(len(chunk)):
+                    await self._pause()
         return found, idle
 
     # --- writing ------------------------------------------------------------------------

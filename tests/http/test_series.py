@@ -229,6 +229,22 @@ def test_what_is_not_known_has_no_line() -> None:
 # --- the walk -------------------------------------------------------------------------------
 
 
+async def test_each_partition_has_the_age_of_its_own_commit() -> None:
+    """One that is stuck among others that go on must not look as fresh as they do."""
+    registry = registry_of({"t": [5, 5]})
+    shard = shard_of(registry, {"g": {"t": {0: 3, 1: 3}}})
+    later = {1: PartitionOffset(1, 4, 0, "", 0)}
+    shard.replay(OffsetsCommitted("g", "t", later, NOW_MS - 500))
+    _, parts = await walked(shard, registry)
+    ages = {
+        dict(labels)["partition_id"]: value
+        for (name, labels), value in samples_of(parts).items()
+        if name == "group_coordinator_partition_commit_age_seconds"
+    }
+
+    assert ages == {"0": 2.5, "1": 0.5}
+
+
 async def test_every_value_is_where_it_belongs() -> None:
     """Seven values in a row are easily exchanged."""
     registry = registry_of({"t0": [107, 50]}, behind_ms=8_000, told_ms=NOW_MS - 1_500)
