@@ -136,6 +136,7 @@ class SessionCall(Call, eq=False):
     parks: bool = False
     is_held: bool = False  # Counted by the session while it waits for its answer.
     is_open: bool = True
+    found_room: bool = False  # For its answer, when its turn came in a line.
     error: int = 0  # Of what was prepared.
 
     @property
@@ -169,7 +170,8 @@ class SessionCall(Call, eq=False):
         return of_epoch(prepared, leader_epoch)
 
     def attempt(self, decide: Callable[[], None]) -> None:
-        """Call *decide*, unless the client is gone."""
+        """Call *decide*, unless the client is gone; nobody takes it from its line without room."""
+        self.found_room = True
         if self.is_open and not self.session.is_closed:
             try:
                 decide()
@@ -188,7 +190,10 @@ class SessionCall(Call, eq=False):
         session = self.session
         if self.is_held:
             session.let_go(self)
-        session.unsent += prepared
+        if session.is_blocked:
+            session.put_behind(prepared, is_fair=self.found_room)
+        else:
+            session.unsent += prepared
         if not session.will_flush:
             session.flush_later()
         kind = self.dialect.api_key | self.error << KEY_BITS if self.error else self.dialect.api_key
@@ -220,6 +225,7 @@ class Session:
         "_closes_as",
         "_connection",
         "_dispatcher",
+        "_fair_bytes",
         "_has_ended",
         "_is_closing",
         "_is_slow",
@@ -232,7 +238,6 @@ class Session:
         "_poller",
         "_sessions",
         "_telemetry",
-        "_turn_bytes",
         "_unpaid_s",
         "_unsent_bytes",
         "_untaken",
@@ -298,7 +303,8 @@ class Session:
         self._unsent_bytes = 0  # What of `unsent` the peer was offered, and didn't take.
         self.unsent = bytearray()
         self.is_blocked = False
-        self._turn_bytes = 0  # What was unsent when this session's own turn was over.
+        # What was unsent as the peer was blocked, or with the latest fair answer.
+        self._fair_bytes = 0
         self.will_flush = False  # It is listed as one with something to send.
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken, or unread.
@@ -503,7 +509,6 @@ class Session:
                 break
         del calls[:taken]
         self._untaken, self._is_slow = calls, is_slow
-        self._turn_bytes = len(self.unsent)
         if must_pause or calls or self._begun_bytes or self.is_paused:
             self._end_turn(now.mono_ms, must_pause=must_pause)
         else:
@@ -664,7 +669,7 @@ class Session:
         )
         frame = encode_error(bad.correlation_id, bad.error)
         wait_ms = 0 if self.throttle is None else self.throttle.take(self, len(frame))
-        self.unsent += throttled(frame, wait_ms) if wait_ms else frame
+        self.put_behind(throttled(frame, wait_ms) if wait_ms else frame)
         self.flush_later()
         self._is_closing = bad.close
 
@@ -705,6 +710,18 @@ class Session:
             self._all.bytes -= call.size_bytes
             self._address.bytes -= call.size_bytes
 
+    def put_behind(self, frame: bytes, *, is_fair: bool = False) -> None:
+        """Put *frame* behind what is unsent.
+
+        Where there is room for a byte there is room for one answer, however long. *is_fair*: there
+        was when work on it began, which takes long. Other answers come all the same, to what was
+        asked before: there may be as much of them as the limit, see `flush`.
+        """
+        is_fair = is_fair or len(self.unsent) < self._max_unsent_bytes
+        self.unsent += frame
+        if is_fair:
+            self._fair_bytes = len(self.unsent)
+
     def flush_later(self) -> None:
         """Send what is unsent at the end of the round."""
         if not self.will_flush:
@@ -719,9 +736,7 @@ class Session:
         if self.is_closed:
             return
         if self.is_blocked:
-            # Its own turns bring as much as the limit and one answer; this is about the rest.
-            allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
-            if len(self.unsent) > allowed_bytes:
+            if len(self.unsent) > self._fair_bytes + self._max_unsent_bytes:
                 self._close_because(_TAKES_TOO_LITTLE)
             else:
                 self._count_unsent(len(self.unsent))
@@ -746,6 +761,8 @@ class Session:
         if unsent or self.is_blocked:
             took_bytes = sent if self.is_blocked else None
             self.deadlines.sending(len(unsent), took_bytes, self._now().mono_ms)
+            if not self.is_blocked:
+                self._fair_bytes = len(unsent)
             self.is_blocked = bool(unsent)
             self._count_unsent(len(unsent))
             self.transport.want(reading=not self.is_paused, writing=self.is_blocked)

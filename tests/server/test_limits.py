@@ -230,6 +230,26 @@ async def test_a_slow_reader_of_large_answers_is_not_closed_for_their_size(
         assert sent == sorted(client.answers())
 
 
+async def test_a_slow_reader_of_lists_that_take_long_is_not_closed_for_their_size(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """They come outside of its turns, and work on one may begin before the last is sent."""
+    monkeypatch.setattr("coordinator.runtime.calls.SLICE_S", 0)
+    async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
+        for number in range(40):
+            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
+        client = w.connect()
+        client.transport.give_room(0)
+        sent = [client.send(ListGroupsRequest((), ())) for _ in range(5)]
+        while len(client.answers()) < len(sent):
+            client.transport.give_room(700)
+            await trio.sleep(0.1)
+            (session,) = [s for s in w.server.sessions if s.transport is client.transport]
+            assert len(session.unsent) < 16 * 1024
+
+        assert sent == sorted(client.answers())
+
+
 async def test_more_than_the_limit_behind_the_answer_being_sent_closes(
     autojump_clock: MockClock,
 ) -> None:
