@@ -89,7 +89,6 @@ class Server:
                     begin = partial(self.sessions.begin, listener=number, must_log_in=must_log_in)
                     nursery.start_soon(accept_for_ever, listener, begin, self.sessions.has_no_room)
                 nursery.start_soon(self.gatekeeper.later.run)
-                nursery.start_soon(self.sessions.slow_lane.run)
                 nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)
                 nursery.start_soon(self._poller.run, self.sessions.end_round)
         finally:

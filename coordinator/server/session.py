@@ -15,25 +15,24 @@ the poller is told to leave it alone. What one read brought beyond the limits wa
 
 A turn ends after `_TURN_REQUESTS` or `_TURN_S`, whatever comes first, and the rest waits for
 another one. Who has used up a turn is *slow* from then on: it is not read when the poller finds
-it readable, but in the `SlowLane`. So everybody whose requests cost little is served first in each
-round, and however many connections ask for much, all of them together get one turn of a round. A
-request that is long in bytes is read there, and decided in another such turn.
+it readable, but later, among the callbacks that `Poller.call_soon` keeps. So everybody whose
+requests cost little is served first in each round, and however many connections ask for much, all
+of them together get one slice of a round. A request that is long in bytes waits for such a turn,
+too: to read it has taken long already.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
 from typing import Any, Final, NamedTuple
 
 import structlog
-import trio
 from msgspec import structs
 
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
-from coordinator.runtime.calls import REST, Asker, Call
+from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
@@ -71,10 +70,6 @@ NEVER_MS: Final = 2**63
 # After so many requests of one read, or so much time, others get their turn.
 _TURN_REQUESTS: Final = 64
 _TURN_S: Final = 0.002
-# After a longer one others have more time, too.
-_LONG_TURN_S: Final = 2 * _TURN_S
-# Who has asked within so much time has his answer, or waits for it.
-_ASKED_S: Final = 0.05
 # To read so much takes a millisecond at most.
 _LONG_REQUEST_BYTES: Final = 16 * 1024
 # What has been read of a frame, or is still to be answered, counts by the byte; so do answers that
@@ -210,7 +205,7 @@ class Session:
         unsent: Answers that have not left; the first one may have left in part.
         is_blocked: The peer takes no more; the poller tells when it does again.
         in_flight: Requests without an answer, but for those that wait for other members.
-        is_paused: Whether no more is read from it until answers have left, or it has a turn.
+        is_paused: Whether no more is read from it until answers have left.
         throttle: What his principal takes; None: nobody asks who he is, or it isn't known yet.
         deadlines: Until when the peer must have done something.
     """
@@ -432,10 +427,10 @@ class Session:
             self._fail(exc)
 
     def _stand_aside(self) -> None:
-        if not self.is_paused:
-            self.is_paused = True
+        if self.is_paused:
+            self.transport.want(reading=False, writing=self.is_blocked)
+        else:
             self._go_on_soon()
-        self.transport.want(reading=False, writing=self.is_blocked)
 
     def _end_of_stream(self) -> None:
         """The peer sends no more: answer what it has asked, but nothing waits for others."""
@@ -455,15 +450,16 @@ class Session:
         """Nothing can be sent any more; what the peer still asked, nobody waits for."""
         self.close()
 
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         """Take more of what an earlier read has brought, or read."""
         self._will_go_on = False
-        if self.is_closed or self._must_pause():
+        if self.is_closed:
             return
-        if self._is_slow and not self._untaken:
-            self._is_slow = self.is_paused = False
-            self.transport.want(reading=True, writing=self.is_blocked)
+        if not self.is_paused:
+            self._is_slow = False
             self.readable()
+            return
+        if self._must_pause():
             return
         try:
             now = self._sessions.round_now()
@@ -498,7 +494,6 @@ class Session:
         taken, must_pause, is_slow = 0, not calls and self._must_pause(), False
         for call in calls:
             if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
-                is_slow = True
                 break
             self._take(call, now)
             taken += 1
@@ -546,9 +541,7 @@ class Session:
 
     def _read_on(self, now_ms: int) -> None:
         if self._begun_bytes:
-            announced_bytes = self._connection.announced_bytes
-            self._is_slow = self._is_slow or announced_bytes > _LONG_REQUEST_BYTES
-            missing_bytes = _SIZE_BYTES + announced_bytes - self._begun_bytes
+            missing_bytes = _SIZE_BYTES + self._connection.announced_bytes - self._begun_bytes
             self.deadlines.inside_frame(missing_bytes, now_ms)
         else:
             self.deadlines.between_frames(now_ms)
@@ -567,10 +560,7 @@ class Session:
     def _go_on_soon(self) -> None:
         if not self._will_go_on:
             self._will_go_on = True
-            if self._is_slow:
-                self._sessions.slow_lane.put(self, self._address)
-            else:
-                self._poller.call_soon(self.go_on)
+            self._poller.call_soon(self._go_on)
 
     def _pause(self) -> None:
         self.is_paused = True
@@ -799,7 +789,7 @@ class Session:
                 return _NOT_LOGGED_IN
         if self.is_blocked:
             return TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
-        if now_ms < self.deadlines.read_ms or self._will_go_on or self._must_pause():
+        if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
         if self.deadlines.is_reading_frame:
             return UNFINISHED
@@ -995,72 +985,12 @@ class HeldByAll(Held):
         )
 
 
-class SlowLane:
-    """Where those take their turns whose turns are long: one in a round, behind everybody else's.
-
-    The addresses take turns, and so do the sessions of each. What others asked is on its way to the
-    disk, or has left, before such a turn begins. A turn can't be interrupted, and one request of
-    10,000 partitions takes several times as long as a turn may. So a rest follows, four times as
-    long as what was too long, unless nobody else has asked for a while: who waits for the disk
-    would meet the next turn as his answer comes.
-    """
-
-    def __init__(self, sessions: "Sessions") -> None:
-        self._sessions = sessions
-        self._poller = sessions.poller
-        self._clock_s = sessions.clock_s
-        self._lines: dict[Held, deque[Session]] = {}
-        self._is_called = False  # Or rests.
-        self._rests_until_s = 0.0
-        self._must_rest = trio.Event()
-
-    def put(self, session: Session, address: Held) -> None:
-        """Let *session*, of this address, go on in its turn."""
-        self._lines.setdefault(address, deque()).append(session)
-        self._call()
-
-    def _call(self) -> None:
-        if self._lines and not self._is_called:
-            self._is_called = True
-            self._poller.call_soon(self._next)
-
-    def _next(self) -> None:
-        sessions = self._sessions
-        sessions.end_round()
-        began_s = self._clock_s()
-        asked_before_s = began_s - sessions.others_asked_s
-        if began_s < self._rests_until_s and asked_before_s < _ASKED_S:
-            self._must_rest.set()
-            return
-        address = next(iter(self._lines))
-        line = self._lines.pop(address)
-        session = line.popleft()
-        if line:
-            self._lines[address] = line
-        session.go_on()
-        sessions.slow_turn_over()
-        now_s = self._clock_s()
-        self._rests_until_s = now_s + REST * (now_s - began_s - _LONG_TURN_S)
-        self._is_called = False
-        self._call()
-
-    async def run(self) -> None:
-        """End rests when they are over, until cancelled."""
-        while True:
-            await self._must_rest.wait()
-            self._must_rest = trio.Event()
-            await trio.sleep(max(self._rests_until_s - self._clock_s(), 0))
-            self._poller.call_soon(self._next)
-
-
 class Sessions:
     """All sessions of this process, and what they share.
 
     Attributes:
         held: What they hold together.
         with_answers: Those with something to send at the end of this round.
-        slow_lane: Those whose turns are long.
-        others_asked_s: When somebody else asked something, the latest time.
         arrived_s: When what this round has read came, once `round_now` was called in it.
         answered: Of each answer that leaves at the end of this round, when its request came, and of
             what kind it is (see `Telemetry.round_answered`).
@@ -1091,8 +1021,6 @@ class Sessions:
         self.max_connections = max_connections
         self._all: dict[Session, None] = {}
         self._round_now: Now | None = None
-        self.slow_lane = SlowLane(self)
-        self.others_asked_s = -inf
         self._ends_strangers = False
         self._failed_requests = 0
         self._last_warned_ms: dict[str, int] = {}
@@ -1205,9 +1133,7 @@ class Sessions:
         again after them: who can't be sent to is closed, and the groups of its parked requests may
         decide something.
         """
-        if self._round_now is not None:
-            self._round_now = None
-            self.others_asked_s = self.arrived_s
+        self._round_now = None
         self._start_flushes()
         held = self.held
         # Who can't be sent to is closed, and others may get answers.
@@ -1222,10 +1148,6 @@ class Sessions:
         if self.answered:
             self.telemetry.round_answered(self.clock_s(), self.answered)
             self.answered.clear()
-
-    def slow_turn_over(self) -> None:
-        """Note that what has come so far in this round was no other's."""
-        self._round_now = None
 
     def request_failed(self, call: SessionCall, exc: Exception) -> None:
         """Log a bug with a number of its own."""

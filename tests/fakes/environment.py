@@ -5,7 +5,6 @@ from typing import Any
 
 import outcome
 import trio
-from trio.testing import MockClock
 
 from coordinator.runtime.environment import Done, Environment, RunBlocking, Submit, Work
 from coordinator.runtime.poller import Poller
@@ -32,15 +31,6 @@ def answered_alike(
 ) -> None:
     """Have *telemetry* count a round of answers that are alike."""
     telemetry.round_answered(seconds, [(0.0, error << KEY_BITS | api_key)] * times)
-
-
-def time_of_test_s() -> float:
-    """Return how time passes in a test: virtually, else not.
-
-    Real time would end turns, and have them followed by rests, wherever the machine is busy.
-    """
-    clock = trio.lowlevel.current_clock()
-    return clock.current_time() if isinstance(clock, MockClock) else 0.0
 
 
 async def _at_once(work: Work) -> None:
@@ -72,5 +62,4 @@ def environment(
         wall_clock_ms=wall_clock_ms,
         emit_event=Tee(noted, telemetry.event),
         telemetry=telemetry,
-        clock_s=time_of_test_s,
     )

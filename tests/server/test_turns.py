@@ -12,8 +12,6 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.runtime.poller import SLICE_S
-from coordinator.server.transport import RECEIVE_BYTES
-from protocol.connection import ServerConnection
 from protocol.messages import ListGroupsRequest, ListGroupsResponse, Request
 from tests.server.test_sockets import door, peers, until
 from tests.server.world import Client, World, beat, commit, world
@@ -90,19 +88,6 @@ async def test_a_long_request_is_decided_in_a_turn_of_its_own(autojump_clock: Mo
         assert 2 == len(client.answers())
 
 
-def make_long_reads_costly(clock: MockClock, monkeypatch: pytest.MonkeyPatch, slices: int) -> None:
-    """Let it take some slices to read a long request."""
-    receive = ServerConnection.receive
-
-    def costing(connection: ServerConnection[Any], data: bytes) -> list[Any]:
-        calls = receive(connection, data)
-        if any(call.size_bytes > RECEIVE_BYTES // 2 for call in calls):
-            clock.jump(slices * SLICE_S)
-        return calls
-
-    monkeypatch.setattr(ServerConnection, "receive", costing)
-
-
 async def until_soon(condition: Callable[[], bool], step_s: float = SLICE_S / 10) -> None:
     """Let time pass in small steps until *condition* holds."""
     for _ in range(10_000):
@@ -168,123 +153,6 @@ async def test_long_work_leaves_most_of_the_time_to_who_asks_for_little(
             await trio.sleep(SLICE_S / 10)
 
         assert trio.current_time() - began_s >= 2 * alone_s
-
-
-LONG_TURN = 5  # Slices.
-
-
-async def test_a_commit_waits_for_no_more_than_one_long_turn(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waited for one before it was read, one before its flush began, and two for its answer."""
-    async with world() as w:
-        decided = make_costly(w, autojump_clock, monkeypatch, LONG_TURN)
-        make_long_reads_costly(autojump_clock, monkeypatch, LONG_TURN)
-        friend = w.connect("192.0.2.2")
-        await friend.ask(commit())
-        for _ in range(3):
-            greedy = w.connect()
-            for _ in range(20):
-                greedy.send(commit(1, *range(5_000), group_id=COSTLY))
-        waited_s = []
-        while decided.count(COSTLY) < 60:
-            began_s = trio.current_time()
-            sent = friend.send(commit())
-            await until_soon(lambda: sent in friend.answers())  # noqa: B023 - it is called here
-            waited_s.append(trio.current_time() - began_s)
-
-    # The first long turns are of those who were not known for them.
-    assert max(waited_s[1:]) <= (LONG_TURN + 1) * SLICE_S
-
-
-async def test_others_have_their_answers_before_a_long_turn_of_the_same_round(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what they wrote is on its way to the disk: it waited for the end of that turn."""
-    async with world() as w:
-        make_costly(w, autojump_clock, monkeypatch)
-        greedy, friend = w.connect(), w.connect("192.0.2.2")
-        dispatch = w.server.dispatcher.dispatch
-        sent: list[int] = []
-        answered: list[int] = []
-
-        def meanwhile(call: Any, *rest: Any) -> None:
-            if call.request.group_id == COSTLY:
-                answered.append(len(friend.answers()))
-                sent.append(friend.send(beat()))
-            dispatch(call, *rest)
-
-        monkeypatch.setattr(w.server.dispatcher, "dispatch", meanwhile)
-        for _ in range(20):
-            greedy.send(beat(group_id=COSTLY))
-        await until_soon(partial(has_answers, greedy, 20))
-
-    assert list(range(2, 20)) == answered[2:]
-
-
-async def test_the_rest_of_a_long_request_is_read_behind_those_who_ask_for_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Who reads it decodes all of it, which takes several turns."""
-    receive = ServerConnection.receive
-    answered: list[int] = []
-
-    def noting(connection: ServerConnection[Any], data: bytes) -> list[Any]:
-        calls = receive(connection, data)
-        if any(call.size_bytes > RECEIVE_BYTES // 2 for call in calls):
-            answered.append(len(friend.answers()))
-        return calls
-
-    async with world() as w:
-        greedy, friend = w.connect(), w.connect("192.0.2.2")
-        await friend.ask(beat())
-        monkeypatch.setattr(ServerConnection, "receive", noting)
-        frame = greedy.frame(commit(1, *range(5_000)))[1]
-        greedy.transport.put(frame[:1_000])
-        await trio.testing.wait_all_tasks_blocked()
-        greedy.transport.put(frame[1_000:])
-        friend.send(beat())
-        await trio.testing.wait_all_tasks_blocked()
-
-    assert [2] == answered
-
-
-async def test_after_a_long_turn_others_have_the_loop_for_several_times_as_long(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A turn can't be interrupted, so one followed another; they do when nobody else asks."""
-    async with world() as w:
-        make_costly(w, autojump_clock, monkeypatch, LONG_TURN)
-        greedy, friend = w.connect(), w.connect()
-
-        async def took_s(meanwhile: Callable[[], object]) -> float:
-            began_s = trio.current_time()
-            sent = [greedy.send(beat(group_id=COSTLY)) for _ in range(20)]
-            while sent[-1] not in greedy.answers():
-                meanwhile()
-                await trio.sleep(SLICE_S / 10)
-            return trio.current_time() - began_s
-
-        alone_s = await took_s(lambda: None)
-        beside_s = await took_s(lambda: friend.send(beat()))
-
-    assert alone_s <= 25 * LONG_TURN * SLICE_S
-    assert beside_s >= 3 * alone_s
-
-
-async def test_addresses_take_turns_in_being_slow(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who opens many connections had as many times the turns of who asks for much on one."""
-    async with world() as w:
-        make_costly(w, autojump_clock, monkeypatch)
-        crowd, lone = [w.connect() for _ in range(9)], w.connect("192.0.2.2")
-        for client in (*crowd, lone):
-            for _ in range(20):
-                client.send(beat(group_id=COSTLY))
-        await until_soon(partial(has_answers, lone, 20))
-
-        assert sum(len(client.answers()) for client in crowd) <= len(crowd) + 25
 
 
 async def test_what_nobody_waits_for_any_more_is_not_made(
