@@ -25,6 +25,8 @@ T = TypeVar("T")
 SLICE_S: Final = 0.001
 # Times as long as a slice took: a fifth of the event loop is for such work while clients ask.
 REST: Final = 4
+# So long at most: a process that is stopped in a slice has not worked in that time.
+REST_MAX_S: Final = 1.0
 # How long to wait before another look at those who take no answers.
 BLOCKED_S: Final = 0.02
 
@@ -296,7 +298,8 @@ class Share:
         """Return when more may be done."""
         worked_s = self.worked_s()
         seen, self._seen = self._seen, self._requests()
-        await trio.sleep(0 if seen == self._seen else REST * worked_s)
+        rest_s = min(REST * worked_s, REST_MAX_S)
+        await trio.sleep(0 if seen == self._seen else rest_s)
 
 
 class Slices:

@@ -1,8 +1,13 @@
 """Calls and their shares get exactly one answer."""
 
+from itertools import count
 from typing import Any
 
-from coordinator.runtime.calls import Call, Gather, Part
+import pytest
+import trio
+from trio.testing import MockClock
+
+from coordinator.runtime.calls import REST, REST_MAX_S, Call, Gather, Part, Share
 from protocol.errors import ErrorCode
 from protocol.messages import HeartbeatRequest, Response, error_response
 
@@ -99,3 +104,19 @@ def test_no_shares_are_an_empty_answer() -> None:
     Gather(answers).seal()
 
     assert answers.got == [([], -1)]
+
+
+@pytest.mark.parametrize(("took_s", "rest_s"), [(0.002, REST * 0.002), (60.0, REST_MAX_S)])
+async def test_a_rest_is_bounded_however_long_a_slice_took(
+    autojump_clock: MockClock, took_s: float, rest_s: float
+) -> None:
+    """A process that was stopped in a slice would rest for minutes, and sessions would end."""
+    asked = count()
+    share = Share(lambda: next(asked), trio.current_time)
+    share.begin()
+    autojump_clock.jump(took_s)
+    began_s = trio.current_time()
+
+    await share.pause()
+
+    assert trio.current_time() - began_s == pytest.approx(rest_s)
