@@ -113,7 +113,7 @@ class ClusterNode:
             for number in range(journals)
         ]
         self.nodes: dict[int, Present] = {}
-        self._listed: frozenset[int] = frozenset()  # Those whose registration is known, or read.
+        self._listed: frozenset[int] = frozenset()  # Nodes whose registration is known, or read.
         self._registration = registration
         self._session_timeout_ms = session_timeout_ms
         self._now_ms = 0
@@ -341,6 +341,7 @@ class ClusterNode:
     def _saw_stranger(self, node: int) -> None:
         """Somebody is registered who is no node: none that leads, and none to hand over to."""
         self.nodes.pop(node, None)
+        self._listed -= {node}
         if node == self._registration.node:
             self._fail(f"who is registered as {node} is no node of this cluster")
         else:

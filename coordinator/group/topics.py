@@ -7,7 +7,7 @@ forgotten (`forget`).
 
 import bisect
 from collections.abc import Callable, Generator, Iterable, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from msgspec import Raw, structs
@@ -102,9 +102,10 @@ class Topics:
         self._is_loaded = False
         self._changes = []
 
-    def take_changes(self) -> list[TopicChange]:
-        """Return what the shards of groups must be told, oldest first, and forget it."""
-        changes, self._changes = self._changes, []
+    def take_changes(self, version: int) -> list[TopicChange]:
+        """Return what the shards of groups must be told up to *version*, and forget it."""
+        changes = list(takewhile(lambda change: change.version <= version, self._changes))
+        del self._changes[: len(changes)]
         return changes
 
     # --- deciding ---------------------------------------------------------------------------

@@ -30,6 +30,7 @@ Time, threads and the rounds in which requests are handled come in from outside,
 round has one of its own: whoever keeps it for its peer wakes the poller.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -110,7 +111,8 @@ class Node:
         self.quotas_changed: Callable[[], None] = lambda: None
         self._told = (0, 0)  # The versions of users and quotas that were told.
         self._told_version = 0  # Of the topics.
-        self._tell_at = 0  # Their changes, when the log has so much of what is the node's own.
+        # Versions that this node made, and where what is the node's own then ended in the log.
+        self._untold: deque[tuple[int, int]] = deque()
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
@@ -221,7 +223,8 @@ class Node:
             self.registry.handle(request, token, caller, now)
         finally:
             if topics.version != version:
-                self._tell_at = self.registry.log.end_offset(NODE_PARTITION)
+                end = self.registry.log.end_offset(NODE_PARTITION)
+                self._untold.append((topics.version, end))
             self.tell_changes(now)
 
     def read_changes(self, call: Call) -> None:
@@ -451,18 +454,26 @@ class Node:
             self.users_changed()
         if told[1] != self._told[1]:
             self.quotas_changed()
-        if not self.registry.is_led:
-            self._tell_at = 0
-        elif self.registry.gate.committed_offset < self._tell_at:
-            return  # What groups do about it might come into their logs, and this into none.
-        deleted = self._purges.begin(core.take_changes())
-        version, self._told_version = self._told_version, core.registry.version
-        if version == self._told_version and not deleted:
+        told_version, self._told_version = self._told_version, self._durable_version()
+        deleted = self._purges.begin(core.take_changes(self._told_version))
+        if told_version == self._told_version and not deleted:
             return
         for shard in self.shards:
             if shard.is_led:
                 shard.core.topics_changed(deleted, now)
                 self.deadline_may_be_earlier(shard.next_deadline_ms())
+
+    def _durable_version(self) -> int:
+        """Return up to which version the log has the topics, as far as groups are to be told.
+
+        What they do about it might come into their logs, and a change into none.
+        """
+        if not self.registry.is_led:
+            self._untold.clear()
+        version, durable = self._told_version, self.registry.gate.committed_offset
+        while self._untold and self._untold[0][1] <= durable:
+            version, _ = self._untold.popleft()
+        return version if self._untold else self.registry.core.registry.version
 
     def _collect_purged(self) -> None:
         """Note the deleted topics that shards are done with, once that is durable."""

@@ -85,7 +85,7 @@ class TopicsContext(Context):
 
     def tell(self) -> None:
         """Tell the shard of groups what changed."""
-        changes = self.topics.take_changes()
+        changes = self.topics.take_changes(self.topics.registry.version)
         if changes:
             self.shard.topics_changed([c.topic for c in changes if not c.after], self.now)
 

@@ -91,6 +91,28 @@ async def test_a_topic_is_not_told_before_it_is_durable(autojump_clock: MockCloc
         assert -1 == client.answers()[sent].leader_epoch
 
 
+async def test_groups_are_told_of_a_topic_while_another_one_is_on_its_way(
+    autojump_clock: MockClock,
+) -> None:
+    """With two who register topics without a pause there is always another one."""
+    async with world() as w:
+        client, other = w.connect(), w.connect()
+        await client.ask(registration(t=2))
+        member_id = await client.join_alone()
+        w.slow_disk.hold()
+        client.send(registration(t=4))
+        await turn()
+        told_late = other.send(registration(a=1))
+        await turn()
+        w.slow_disk.let_go()
+        w.slow_disk.hold()  # The flush that has the other one.
+        await trio.sleep(0.5)
+
+        assert await client.error(beat(member_id)) == ErrorCode.REBALANCE_IN_PROGRESS
+        assert told_late not in other.answers()
+        w.slow_disk.let_go()
+
+
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "over a crash"])
 async def test_a_deleted_topic_is_forgotten_when_its_offsets_are_gone(
     restart: bool, autojump_clock: MockClock
