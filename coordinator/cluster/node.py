@@ -82,8 +82,7 @@ class ClusterNode:
         self,
         *,
         registration: Registration,
-        num_partitions: int,
-        journals: int,
+        layout: Layout,
         new_id: Callable[[], str],
         session_timeout_ms: int,
         follow_interval_ms: int,
@@ -93,14 +92,13 @@ class ClusterNode:
 
         Args:
             registration: Of this node, not ready yet.
-            num_partitions: Offsets partitions of the cluster.
-            journals: How many there are.
+            layout: Of the cluster.
             new_id: Returns 32 random hex digits.
             session_timeout_ms: As the engine was asked for.
             follow_interval_ms: How often a journal is read at most that another node leads.
             keep_bytes: So much of each log is kept for who follows the changes of offsets.
         """
-        self._layout = layout = Layout(num_partitions, journals)
+        self._layout = layout
         self.journals: Sequence[ReplicatedJournal] = [
             ReplicatedJournal(
                 number,
@@ -110,7 +108,7 @@ class ClusterNode:
                 follow_interval_ms=follow_interval_ms,
                 keep_bytes=keep_bytes,
             )
-            for number in range(journals)
+            for number in range(layout.journals)
         ]
         self.nodes: dict[int, Present] = {}
         self._listed: frozenset[int] = frozenset()  # Nodes whose registration is known, or read.

@@ -31,6 +31,7 @@ from coordinator.cluster import effects as fx, entries, znodes
 from coordinator.cluster.engine import Registration, Reply, Request, Snapshot
 from coordinator.cluster.entries import Joiner, batches_in, decode
 from coordinator.cluster.journal import Member
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.snapshots import make_snapshot
 from coordinator.log.errors import LogFailed
@@ -170,8 +171,7 @@ class Host:
             registration=Registration(
                 number, (f"plain://node{number}:9310",), 0, self.run, (1, 1), is_ready=False
             ),
-            num_partitions=PARTITIONS,
-            journals=world.journals,
+            layout=Layout(PARTITIONS, world.journals),
             new_id=lambda: f"{rng.getrandbits(128):032x}",
             session_timeout_ms=SESSION_TIMEOUT_MS,
             follow_interval_ms=FOLLOW_INTERVAL_MS,

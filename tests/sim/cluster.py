@@ -12,6 +12,7 @@ import trio
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import Registration
 from coordinator.cluster.entries import FORMATS
+from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.config import Settings, load_settings
 from coordinator.runtime.replication import Replication
@@ -81,8 +82,7 @@ class Host:
             registration=Registration(
                 number, endpoints, WALL_MS, new_id(), cluster.formats, is_ready=False
             ),
-            num_partitions=PARTITIONS,
-            journals=JOURNALS,
+            layout=Layout(PARTITIONS, JOURNALS),
             new_id=new_id,
             session_timeout_ms=SESSION_TIMEOUT_MS,
             follow_interval_ms=50,
