@@ -301,6 +301,11 @@ class Share:
         rest_s = min(REST * worked_s, REST_MAX_S)
         await trio.sleep(0 if seen == self._seen else rest_s)
 
+    async def pause_for(self, asker: Asker) -> None:
+        """Do the same, and let *asker* pay for the work."""
+        asker.spend(self.worked_s())
+        await self.pause()
+
 
 class Slices:
     """Answers what takes long a slice at a time, so that everybody else has turns in between.
@@ -354,6 +359,5 @@ class Slices:
                 goes_on = False  # Nobody waits any more, or there was a bug.
                 self._share.begin()
                 call.attempt(go_on)
-                call.asker.spend(self._share.worked_s())
-                await self._share.pause()
+                await self._share.pause_for(call.asker)
             self.is_busy = False

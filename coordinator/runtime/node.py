@@ -569,14 +569,10 @@ class PatternMatcher:
             self._share.begin()
             for _ in self._registry.match(pattern):
                 if self._share.worked_s() >= SLICE_S:
-                    await self._rest(call)
+                    await self._share.pause_for(call.asker)
+                    self._share.begin()
             call.attempt(decide)
-            await self._rest(call)
-
-    async def _rest(self, call: Call) -> None:
-        call.asker.spend(self._share.worked_s())
-        await self._share.pause()
-        self._share.begin()
+            await self._share.pause_for(call.asker)
 
 
 class Reloader:
