@@ -165,6 +165,15 @@ class ServiceManager:
             words += self._socket.recv(4096).decode().splitlines()
         return words
 
+    def hear_reload_and_stop(self, one: Daemon) -> None:
+        """Have *one* reload, and then end, and hear of both."""
+        one.process.send_signal(signal.SIGHUP)
+        self.hear("RELOADING=1")
+        self.hear("READY=1")
+        one.process.send_signal(signal.SIGTERM)
+        self.hear("STOPPING=1")
+        assert one.wait() == 0
+
     def __enter__(self) -> Self:
         """Return it."""
         return self

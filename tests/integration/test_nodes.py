@@ -74,12 +74,7 @@ def test_systemd_hears_of_all_nodes_as_of_one_daemon(zookeeper: Ensemble, tmp_pa
     """It starts what needs the coordinator when it is ready, and knows nothing of nodes."""
     with ServiceManager(tmp_path) as systemd, nodes(zookeeper, *systemd.prefix) as one:
         assert "STATUS=2 of 2 nodes are ready" in systemd.hear("READY=1")
-        one.process.send_signal(signal.SIGHUP)
-        systemd.hear("RELOADING=1")
-        systemd.hear("READY=1")
-        one.process.send_signal(signal.SIGTERM)
-        systemd.hear("STOPPING=1")
-        assert one.wait() == 0
+        systemd.hear_reload_and_stop(one)
 
 
 def test_nodes_without_a_cluster_or_with_a_folder_are_refused(tmp_path: Path) -> None:

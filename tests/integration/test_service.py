@@ -74,12 +74,7 @@ def test_systemd_is_told_from_the_start_to_the_end(tmp_path: Path) -> None:
         with daemon(tmp_path / "data", prefix=prefix) as one:
             systemd.hear("READY=1")
             systemd.hear("WATCHDOG=1")
-            one.process.send_signal(signal.SIGHUP)
-            systemd.hear("RELOADING=1")
-            systemd.hear("READY=1")
-            one.process.send_signal(signal.SIGTERM)
-            systemd.hear("STOPPING=1")
-            assert one.wait() == 0
+            systemd.hear_reload_and_stop(one)
             assert one.events("settings.reloaded")[0]["changed"] == []
 
 

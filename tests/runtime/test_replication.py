@@ -1,7 +1,7 @@
 """Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -388,6 +388,15 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
         assert formats_of(here, journal) == [1, 1, 2]
 
 
+async def refusal_of(start: Callable[[], Awaitable[None]]) -> str:
+    """Return with which words a node that is started is refused; nothing else may fail."""
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await start()
+    refused, others = failed.value.split(LogRefused)
+    assert others is None
+    return "".join(traceback.format_exception(refused))
+
+
 async def test_a_release_that_reads_nothing_of_the_others_is_refused(
     autojump_clock: MockClock,
 ) -> None:
@@ -399,14 +408,9 @@ async def test_a_release_that_reads_nothing_of_the_others_is_refused(
             here.start(4)
             await trio.sleep(1)
 
-    with pytest.raises(BaseExceptionGroup) as failed:
-        await start_one()
-    refused, others = failed.value.split(LogRefused)
+    refusal = await refusal_of(start_one)
 
-    assert others is None
-    assert "this release 2 to 3: an upgrade has to go by a release that reads both" in "".join(
-        traceback.format_exception(refused)
-    )
+    assert "this release 2 to 3: an upgrade has to go by a release that reads both" in refusal
 
 
 async def test_a_node_that_comes_back_at_another_port_waits_for_its_former_session(
@@ -444,14 +448,10 @@ async def test_a_second_node_of_one_number_is_refused(
             began_s = trio.current_time()
             await trio.sleep(60)
 
-    with pytest.raises(BaseExceptionGroup) as failed:
-        await start_another()
-    refused, others = failed.value.split(LogRefused)
+    refusal = await refusal_of(start_another)
 
-    assert others is None
-    assert "node 1 is there already, at plain://node1:9310; each needs its own node.id" in "".join(
-        traceback.format_exception(refused)
-    )
+    there = "node 1 is there already, at plain://node1:9310; each needs its own node.id"
+    assert there in refusal
     assert refused_after_s == pytest.approx(trio.current_time() - began_s, abs=1)
 
 

@@ -26,7 +26,7 @@ from protocol.messages import (
     PartitionCommit,
     TopicCommit,
 )
-from tests.server.world import beat, commit, join, world
+from tests.server.world import Client, World, beat, commit, join, world
 
 HELLO = ApiVersionsRequest("c", "s", "1")
 
@@ -190,13 +190,19 @@ async def test_a_sender_must_keep_the_least_rate(
         assert is_read != client.transport.closed
 
 
+async def reader_of_long_lists(w: World, *, groups: int) -> Client:
+    """Return a client that takes nothing yet, of a coordinator with so many groups."""
+    for number in range(groups):
+        await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
+    client = w.connect()
+    client.transport.give_room(0)
+    return client
+
+
 async def test_answers_over_the_buffer_stop_the_reading(autojump_clock: MockClock) -> None:
     """A client that takes no answers must not make us hold more of them."""
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
-        for number in range(20):
-            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
-        client = w.connect()
-        client.transport.give_room(0)
+        client = await reader_of_long_lists(w, groups=20)
         for _ in range(5):
             client.send(ListGroupsRequest((), ()))
             await turn()
@@ -216,10 +222,7 @@ async def test_a_slow_reader_of_large_answers_is_not_closed_for_their_size(
 ) -> None:
     """The limit bounds what waits, not one answer: the next request is read when there is room."""
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
-        for number in range(20):
-            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
-        client = w.connect()
-        client.transport.give_room(0)
+        client = await reader_of_long_lists(w, groups=20)
         sent = [client.send(ListGroupsRequest((), ())) for _ in range(5)]
         await turn()
         while len(client.answers()) < len(sent):
@@ -236,10 +239,7 @@ async def test_a_slow_reader_of_lists_that_take_long_is_not_closed_for_their_siz
     """They come outside of its turns, and work on one may begin before the last is sent."""
     monkeypatch.setattr("coordinator.runtime.calls.SLICE_S", 0)
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
-        for number in range(40):
-            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
-        client = w.connect()
-        client.transport.give_room(0)
+        client = await reader_of_long_lists(w, groups=40)
         sent = [client.send(ListGroupsRequest((), ())) for _ in range(5)]
         while len(client.answers()) < len(sent):
             client.transport.give_room(700)
@@ -407,10 +407,7 @@ async def test_an_answer_over_the_limit_is_an_error(autojump_clock: MockClock) -
 async def test_limits_hold_within_one_read(autojump_clock: MockClock) -> None:
     """A read of 64 KiB holds 2700 requests, each of which may ask for a large answer."""
     async with world("send.buffer.max.bytes=4096", "send.timeout.ms=100000") as w:
-        for number in range(30):
-            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
-        client = w.connect()
-        client.transport.give_room(0)
+        client = await reader_of_long_lists(w, groups=30)
         sent = [client.send(ListGroupsRequest((), ())) for _ in range(500)]
         await turn()
         (session,) = [s for s in w.server.sessions if s.transport is client.transport]
