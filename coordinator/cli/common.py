@@ -91,8 +91,13 @@ _BYTES_AT_ONCE: Final = 64 * 1024
 _GROUPS_AT_ONCE: Final = 32
 # One of several nodes that hasn't said who it is after so long hangs: the next one is asked.
 _GREETING_S_MAX: Final = 5.0
-# Of a list over all nodes, while others begin to lead.
-_TRIES: Final = 3
+# While nobody leads what is asked about, or it is being loaded; a session's end takes some seconds.
+LEADER_POLL_S: Final = 0.2
+_NOT_YET: Final = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
 FOR_EVER: Final = -1
 _MAYBE_TLS: Final = (
     " (maybe its listener is one for TLS: security.protocol in a file for --command-config)"
@@ -157,7 +162,8 @@ class Coordinator:
     """Where the questions go: one node, or all of a cluster.
 
     It is connected at the first one, and anew after a failure. Any node is asked; where that
-    isn't the one to ask (16, so nothing was done), the one that is.
+    isn't the one to ask (16, so nothing was done), the one that is. While there is none, or it
+    loads what it is asked about, it is asked again, for as long as it has for an answer.
     """
 
     def __init__(
@@ -204,10 +210,14 @@ class Coordinator:
         Raises:
             Unreachable: It can't be reached or doesn't answer in time.
         """
+        patience = _Patience(self._timeout_s)
         answers = self._exchange_all(requests, range(len(requests)))
-        elsewhere = [number for number, answer in answers.items() if _is_elsewhere(answer)]
-        moved = self._find(requests, elsewhere, answers)
-        answers |= self._exchange_all(requests, moved)
+        late = [number for number in answers if _is_not_yet(answers[number])]
+        while late:
+            answers |= self._exchange_all(requests, self._find(requests, late, answers))
+            late = [number for number in late if _is_not_yet(answers[number])]
+            if late and not patience.wait():
+                break
         return [_checked(answers[number]) for number in range(len(requests))]
 
     def ask_leaders(self, request: Request) -> list[Any]:
@@ -218,14 +228,14 @@ class Coordinator:
         Raises:
             As `ask`.
         """
-        for _ in range(_TRIES):
+        patience = _Patience(self._timeout_s)
+        while True:
             try:
                 return self._ask_leaders(request)
             except AskFailed as exc:
-                if exc.code != ErrorCode.NOT_COORDINATOR:
+                # Or somebody else has begun to lead: all over again.
+                if exc.code not in _NOT_YET or not patience.wait():
                     raise
-                failure = exc  # Somebody else has begun to lead: all over again.
-        raise failure
 
     def ask_nodes(self, *requests: Request) -> dict[_Place, Any]:
         """Return what each node answers to *requests*, all asked at a time: one may hang.
@@ -289,16 +299,18 @@ class Coordinator:
         numbers: Sequence[int],
         answers: dict[int, Response | AskFailed],
     ) -> list[int]:
-        """Find the coordinators of these requests; return those that have one.
+        """Find the coordinators of these requests; return those that have one, or need none.
 
         In *answers* it stands why the others have none.
         """
         asked: dict[Key, list[int]] = {}
+        found = []
         for number in numbers:
             key = key_of(requests[number])
-            if key is not None:
+            if key is None:
+                found.append(number)
+            else:
                 asked.setdefault(key, []).append(number)
-        found = []
         for key_type in {key.type for key in asked}:
             names = sorted(key.name for key in asked if key.type == key_type)
             request = m.FindCoordinatorRequest(key_type, tuple(names))
@@ -346,6 +358,20 @@ class Coordinator:
                 self._known = (address, *(one for one in self._known if one != address))
                 return link
         raise failures[0] if len(failures) == 1 else Unreachable(" ".join(map(str, failures)))
+
+
+class _Patience:
+    """How long something is asked for again that nobody can answer yet."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._until_s = time.monotonic() + min(timeout_s, TIMEOUT_S)
+
+    def wait(self) -> bool:
+        """Wait a little; return False at once when it has been long enough."""
+        is_left = time.monotonic() < self._until_s
+        if is_left:
+            time.sleep(LEADER_POLL_S)
+        return is_left
 
 
 def _place(one: m.CoordinatorOfGroup | m.ClusterNode) -> _Place:
@@ -560,8 +586,9 @@ def _checked(response: Response | AskFailed) -> Response | AskFailed:
     return response
 
 
-def _is_elsewhere(answer: Response | AskFailed) -> bool:
-    return not isinstance(answer, AskFailed) and first_error(answer) == ErrorCode.NOT_COORDINATOR
+def _is_not_yet(answer: Response | AskFailed) -> bool:
+    code = answer.code if isinstance(answer, AskFailed) else first_error(answer)
+    return code in _NOT_YET
 
 
 def describe_error(error: int, message: str | None = None) -> str:

@@ -236,7 +236,11 @@ class Dispatcher:
             return find_coordinator_error(key, *partition)
         leader = self._coordination.leader_of(partition)
         if leader is None:
-            message = f"offsets partition {partition} has no leader"
+            is_node = partition == NODE_PARTITION
+            what = (
+                "the journal of topics and users" if is_node else f"offsets partition {partition}"
+            )
+            message = f"{what} has no leader"
             return find_coordinator_error(key, _E.COORDINATOR_NOT_AVAILABLE, message)
         node_id, endpoints, epoch = leader
         # By another listener he may not get in, or not by what he knows.

@@ -3,17 +3,18 @@
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
 
+from coordinator.cli import common
 from coordinator.cli.main import main
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.group_ids import NODE_PARTITION
-from tests.fakes.command_line import FakeSocket, cells
+from tests.fakes.command_line import Clock, FakeSocket, cells
 
 # By offsets partition: the node that leads it. Groups are named by theirs.
 LEADERS: Final = {0: 1, 1: 2, 2: 1, NODE_PARTITION: 2}
@@ -26,6 +27,7 @@ class Nodes:
     Attributes:
         away: Those that nobody reaches.
         frozen: Those that are reached, and answer nobody.
+        loading: The partitions that nobody can be told of yet.
         connected: Who was connected to.
         together: Where nodes wait before they tell how they are, until all of them do.
         asked: What each was asked, but for who it is.
@@ -38,6 +40,7 @@ class Nodes:
         self.asked: list[tuple[int, m.Request]] = []
         self.connected: list[int] = []
         self.together = threading.Barrier(1)
+        self.loading: set[int] = set()
         self.host = "127.0.0.1"
         self.found: Callable[[], None] = lambda: None  # Called after each search.
         monkeypatch.setattr(socket, "create_connection", self._connect)
@@ -99,6 +102,8 @@ class Nodes:
 
     def _list(self, node: int, request: m.ListGroupsRequest) -> m.ListGroupsResponse:
         assert request.offsets_partitions is not None
+        if self.loading & set(request.offsets_partitions):
+            return m.ListGroupsResponse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ())
         if any(self.leaders[one] != node for one in request.offsets_partitions):
             return m.ListGroupsResponse(ErrorCode.NOT_COORDINATOR, ())
         groups = (m.ListedGroup(str(one), "", "Empty", "") for one in request.offsets_partitions)
@@ -119,12 +124,23 @@ class Nodes:
     def _rebalances(
         self, node: int, request: m.DescribeRebalancesRequest
     ) -> m.DescribeRebalancesResponse:
-        error = 0 if self.leaders.get(int(request.group_id)) == node else 16
+        partition = int(request.group_id)
+        error = 0 if self.leaders.get(partition) == node else 16
+        if partition in self.loading:
+            error = 14
         return m.DescribeRebalancesResponse(error, None, request.group_id, ())
 
     def asked_for(self, kind: type) -> list[int]:
         """Return which nodes were asked for that."""
         return [node for node, request in self.asked if type(request) is kind]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the time of commands that wait."""
+    made = Clock()
+    monkeypatch.setattr(common, "time", made)
+    return made
 
 
 @pytest.fixture
@@ -192,14 +208,33 @@ def test_a_list_is_begun_anew_when_somebody_else_leads_meanwhile(nodes: Nodes) -
     assert [row[0] for row in cells(done.stdout)] == ["0", "1", "2"]
 
 
-def test_a_partition_without_a_leader_is_told(nodes: Nodes) -> None:
-    """It passes, and till then some groups can't be shown."""
-    del nodes.leaders[1]
-    listed, one = run("groups", "list"), run("groups", "rebalances", "1")
+@pytest.mark.parametrize("command", [("groups", "list"), ("groups", "rebalances", "1")])
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_a_partition_without_a_leader_is_waited_for(
+    nodes: Nodes, clock: Clock, command: Sequence[str], *, is_loading: bool
+) -> None:
+    """A node was killed, or all of them start: somebody leads some seconds later."""
+    if is_loading:
+        nodes.loading = {1}
+        clock.at[103.0] = nodes.loading.clear
+    else:
+        leader = nodes.leaders.pop(1)
+        clock.at[103.0] = lambda: nodes.leaders.update({1: leader})
 
-    for done in (listed, one):
+    assert run(*command).exit_code == 0
+    assert 103 <= clock.now_s < 104
+
+
+def test_a_partition_that_stays_without_a_leader_is_told(nodes: Nodes, clock: Clock) -> None:
+    """So some groups can't be shown; a command waits no longer than for an answer."""
+    del nodes.leaders[1]
+    for command in (("groups", "list"), ("groups", "rebalances", "1")):
+        began_s = clock.now_s
+        done = run(*command, "--timeout", "5")
+
         assert done.exit_code == 1
         assert "it has no leader (COORDINATOR_NOT_AVAILABLE)" in done.stderr
+        assert 5 <= clock.now_s - began_s < 5.5
 
 
 def test_the_health_of_all_nodes_is_a_table(nodes: Nodes) -> None:

@@ -9,7 +9,7 @@ from coordinator.cli import members
 from protocol import messages as m
 from protocol.consumer import Assignment, encode_assignment
 from protocol.partition import TopicPartition
-from tests.fakes.command_line import CommandLine, cells
+from tests.fakes.command_line import Clock, CommandLine, cells
 
 
 def member(
@@ -30,21 +30,6 @@ def described(*found: m.DescribedMember) -> m.DescribeGroupsResponse:
 def drained(**found: bool) -> m.DrainMemberResponse:
     """Return which members own nothing any more."""
     return m.DrainMemberResponse(0, tuple(m.DrainedMember(i, d) for i, d in found.items()))
-
-
-class Clock:
-    """Time that passes while somebody waits."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        """Return the time."""
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now_s += seconds
 
 
 @pytest.fixture

@@ -95,3 +95,25 @@ class Terminal(io.StringIO):
 def cells(text: str) -> list[list[str]]:
     """Return the rows of a table without its head."""
     return [line.split() for line in text.splitlines()[1:]]
+
+
+class Clock:
+    """Time that passes while somebody waits.
+
+    Attributes:
+        at: What happens when it is so late.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.at: dict[float, Callable[[], object]] = {}
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+        for at_s in [one for one in self.at if one <= self.now_s]:
+            self.at.pop(at_s)()
