@@ -26,6 +26,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.fields import (
     TEXT_BYTES_MAX,
     TOPIC_BYTES_MAX,
+    RequestArray,
     newest_version,
     parts,
     since,
@@ -231,6 +232,66 @@ def _check_sound(body: bytes) -> None:
     raise Invalid(f"the body holds more than {ITEMS_MAX} values")
 
 
+# --- Counted bytes ----------------------------------------------------------------------
+
+
+class _Outline(NamedTuple):
+    """What of a layout says how many values a body holds, without making them.
+
+    Attributes:
+        layout: The same fields, as they lie there but for arrays with arrays in their items.
+        values: What a message holds without the items of its arrays.
+        arrays: What gets an array whose items have none, and what each of them holds.
+        parts: What gets another one.
+    """
+
+    layout: type[Message]
+    values: int
+    arrays: tuple[tuple[Callable[[Any], Any], int], ...]
+    parts: tuple[tuple[Callable[[Any], Any], "_Outline"], ...]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no items of items have arrays: of those too many fit into a body."""
+        return not any(inner.parts for _, inner in self.parts)
+
+
+def _outline(message: type[msgspec.Struct]) -> _Outline:
+    """Return what *message*, a closed layout, says of its bodies."""
+    fields: list[tuple[str, Any]] = []
+    arrays: list[tuple[Callable[[Any], Any], int]] = []
+    inner: list[tuple[Callable[[Any], Any], _Outline]] = []
+    for field in msgspec.structs.fields(message):
+        get = attrgetter(field.name)
+        annotation: Any = msgspec.Raw
+        item = next((_outline(part) for part in parts(field.type)), None)
+        if item is not None and (item.arrays or item.parts):
+            annotation = RequestArray[item.layout] | None  # type: ignore[name-defined]  # As above.
+            inner.append((get, item))
+        elif _is_array(field.type):
+            arrays.append((get, 1 if item is None else item.values))
+        fields.append((field.name, annotation))
+    layout: Any = msgspec.defstruct(message.__name__, fields, bases=(RequestPart,))
+    return _Outline(layout, 1 + len(fields), tuple(arrays), tuple(inner))
+
+
+def _values_in(messages: Collection[Message], outline: _Outline) -> int:
+    """Return how many values *messages* of this layout hold, if all in them fits, too."""
+    count = len(messages) * outline.values
+    for get, values in outline.arrays:
+        count += values * sum(map(_length, map(get, messages)))
+    for get, inner in outline.parts:
+        count += _values_in(list(chain.from_iterable(filter(None, map(get, messages)))), inner)
+    return count
+
+
+def _length(array: msgspec.Raw) -> int:
+    """Return how many items *array* has; 0 if it is none."""
+    head = bytes(memoryview(array)[:5])
+    width, length, children = _OPCODES[head[0]]
+    return length + int.from_bytes(head[1 : 1 + width]) if children else 0
+
+
 # --- Codecs -----------------------------------------------------------------------------
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -292,6 +353,8 @@ class RequestCodec:
         self._checked_bytes = TOPIC_BYTES_MAX if self._is_message else -1
         self._is_older = version < newest_version(message)
         self._decode = msgspec.msgpack.Decoder(self._layout).decode
+        self._outline = _outline(self._layout)
+        self._decode_outline = msgspec.msgpack.Decoder(self._outline.layout).decode
         self._texts = _texts(message, TEXT_BYTES_MAX)
         # Without those that only a body over `TEXT_BYTES_MAX` can have too long.
         self._names = _texts(message, TEXT_BYTES_MAX - 1)
@@ -304,7 +367,7 @@ class RequestCodec:
             Unreadable: The bytes are not one sound msgpack value.
         """
         size = len(body)
-        if size > ITEMS_MAX:  # Else it can't hold so many values.
+        if size > ITEMS_MAX and self._may_hold_more(body):
             _check_sound(body)
         decode = self._decode
         try:
@@ -318,6 +381,19 @@ class RequestCodec:
             request = msgspec.convert(request, self._message, from_attributes=True)
         _check_texts((request,), self._names if size <= TEXT_BYTES_MAX else self._texts)
         return request
+
+    def _may_hold_more(self, body: bytes) -> bool:
+        """Say whether a long *body* may hold more than `ITEMS_MAX` values.
+
+        To look at each takes five times as long as to decode them all.
+        """
+        if not self._outline.is_flat:
+            return True
+        try:
+            outline = self._decode_outline(body)
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return _values_in((outline,), self._outline) > ITEMS_MAX
 
     def encode(self, request: Request) -> bytes:
         """Return the body of *request*, newer fields dropped."""

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from protocol import codec
 from protocol.codec import (
     DEPTH_MAX,
     ITEMS_MAX,
@@ -18,10 +19,18 @@ from protocol.codec import (
 )
 from protocol.connection import BadRequest, RequestEvent, ServerConnection
 from protocol.errors import LocalProtocolError
-from protocol.messages import APIS, ApiKey, OffsetFetchRequest
+from protocol.messages import (
+    APIS,
+    ApiKey,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    PartitionCommit,
+    TopicCommit,
+)
 from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import frame_of, judged, request_frame
 from tests.protocol.invalid import INVALID_REQUESTS
+from tests.protocol.strategies import messages
 
 FRAMES = [request_frame(e.request, e.version, e.number) for e in EXAMPLES]
 # What decodes nothing that is drawn here, so that all depends on the bytes being sound.
@@ -120,8 +129,8 @@ def test_mutated_requests_are_read_or_refused(data: st.DataObject) -> None:
     event = judged(frame_of(*place, bytes(body)))
 
     if not isinstance(event, BadRequest):
-        codec = REQUEST_CODECS[place]
-        assert codec.decode(codec.encode(event.request)) == event.request
+        reader = REQUEST_CODECS[place]
+        assert reader.decode(reader.encode(event.request)) == event.request
 
 
 def array32(claimed: int) -> bytes:
@@ -192,7 +201,9 @@ def refused_within(frame: bytes) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-@pytest.mark.parametrize("key", [ApiKey.HEARTBEAT, ApiKey.OFFSET_FETCH, ApiKey.SYNC_GROUP])
+@pytest.mark.parametrize(
+    "key", [ApiKey.HEARTBEAT, ApiKey.OFFSET_FETCH, ApiKey.OFFSET_COMMIT, ApiKey.SYNC_GROUP]
+)
 def test_bombs_stay_small(name: str, key: ApiKey) -> None:
     """A frame must not cost more than its own size: it would take down all groups."""
     extra_bytes, seconds = refused_within(frame_of(key, 0, BOMBS[name]))
@@ -229,11 +240,63 @@ def test_a_body_holds_at_most_100000_values() -> None:
         body: bytes = msgpack.packb(((("g" * 10_000, topics),), False))
         return body
 
-    codec = REQUEST_CODECS[ApiKey.OFFSET_FETCH, 0]
+    reader = REQUEST_CODECS[ApiKey.OFFSET_FETCH, 0]
     fixed = 6 + 3 * 10 + 9 * 9_999
-    assert isinstance(codec.decode(fetch(ITEMS_MAX - fixed)), OffsetFetchRequest)
+    assert isinstance(reader.decode(fetch(ITEMS_MAX - fixed)), OffsetFetchRequest)
     with pytest.raises(Invalid, match="100000"):
-        codec.decode(fetch(ITEMS_MAX - fixed + 1))
+        reader.decode(fetch(ITEMS_MAX - fixed + 1))
+
+
+def test_a_commit_beyond_100000_values_is_refused_before_it_is_made() -> None:
+    """It has 6 for each partition, of all topics together."""
+
+    def commit(partitions: int) -> bytes:
+        items = [(n, 0, -1, None, None) for n in range(partitions)]
+        topics = (("t", items[:9_999]), ("u", items[9_999:]))
+        body: bytes = msgpack.packb(("g" * 10_000, -1, "", None, topics))
+        return body
+
+    reader = REQUEST_CODECS[ApiKey.OFFSET_COMMIT, 2]
+    most = (ITEMS_MAX - 12) // 6
+    assert isinstance(reader.decode(commit(most)), OffsetCommitRequest)
+    with pytest.raises(Invalid, match="100000"):
+        reader.decode(commit(most + 1))
+
+
+def number_of_values(value: Any) -> int:
+    """Return how many values msgpack writes for *value*, an array and what is in it."""
+    return 1 + sum(map(number_of_values, value)) if isinstance(value, list) else 1
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.key.name)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_exactly_the_values_of_a_body_count(api: Any, data: st.DataObject) -> None:
+    """They are counted by the lengths of arrays, which must not find more, or fewer."""
+    request = data.draw(messages(api.request))
+    version = data.draw(st.integers(0, api.max_version))
+    reader = REQUEST_CODECS[api.key, version]
+    body = reader.encode(request)
+    values = number_of_values(msgpack.unpackb(body))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "ITEMS_MAX", values)
+        reader.decode(body)
+        patch.setattr(codec, "ITEMS_MAX", values - 1)
+        with pytest.raises(Invalid, match="more than"):
+            reader.decode(body)
+
+
+def test_a_long_commit_is_not_walked_value_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes four times as long as to read it, and nobody else is heard meanwhile."""
+    offsets = tuple(PartitionCommit(n, 2**40, -1, None, None) for n in range(10_000))
+    commit = OffsetCommitRequest("g", -1, "", None, (TopicCommit("t", offsets),))
+    reader = REQUEST_CODECS[ApiKey.OFFSET_COMMIT, 2]
+    body = reader.encode(commit)
+    assert len(body) > ITEMS_MAX
+    monkeypatch.delattr(codec, "_check_sound")
+
+    assert reader.decode(body) == commit
 
 
 @pytest.mark.parametrize("value", [("\ud800",), (object(),), (2**64,)])
