@@ -81,6 +81,11 @@ class Group:
         self.join_timer = Timer(TimerKind.JOIN, self.group_id)
         self.sync_timer = Timer(TimerKind.SYNC, self.group_id)
 
+    @property
+    def known_version(self) -> int:
+        """Up to which version of the topics nothing is news to it."""
+        return max(self.topics_version, self.topics_triggered)
+
     def is_hard(self) -> bool:
         """Say whether the log knows of it: a first member that has not joined is soft."""
         return bool(

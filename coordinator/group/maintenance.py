@@ -77,8 +77,6 @@ class Sweeper:
             self._core.wall_offset_ms = now.wall_ms - now.mono_ms
         self._expiry_due_ms = now.mono_ms + self._core.config.offsets_retention_check_interval_ms
         self._measuring_due_ms = now.mono_ms
-        # What changed after a group's last record: it may take long to find out.
-        self._must_tell = self._core.registry.version > 0
         self._arm(now)
 
     def stop(self) -> None:
@@ -179,15 +177,14 @@ class Sweeper:
         A group that is not Stable finds out as it becomes it.
         """
         registry = self._core.registry
-        known_version = max(group.topics_version, group.topics_triggered)
-        if group.state is GroupState.STABLE and registry.version > known_version:
+        if group.state is GroupState.STABLE and registry.durable_version > group.known_version:
             for pattern in sorted(group.patterns):
                 yield from self._match(pattern)
             if self._core.groups.get(group.group_id) is not group:
                 return  # Deleted meanwhile, and everything with it.
-        if group.state is GroupState.STABLE and registry.version > known_version:
+        if group.state is GroupState.STABLE and registry.durable_version > group.known_version:
             # What looking at the group takes besides.
-            changes = registry.number_of_changes_since(known_version)
+            changes = registry.number_of_changes_since(group.known_version)
             walked = changes if changes <= CHANGES_WALKED else len(registry.topics)
             self._room -= len(group.patterns) * walked
             d = Decision(self._core, group.group_id, self._now)

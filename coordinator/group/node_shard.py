@@ -145,6 +145,7 @@ class NodeShard:
     def kept(self, group_id: str, end_offset: int) -> None:  # noqa: ARG002  as above
         """Note that what was decided is in the log, up to *end_offset*."""
         self._end_offset = end_offset
+        self._topics.kept(end_offset)
 
     def end_offset(self, group_id: str) -> int:  # noqa: ARG002  as above
         """Return the end offset of the last entry: what is known waits for that."""

@@ -33,13 +33,14 @@ Topics
 ------
 
 A group's `topics_version` says up to which version of the registry its assignment is known to
-be good. It is set when a join phase completes, and lies in the group's record. Whenever the
-group becomes Stable, after a load, and when something changes while it is Stable, the newer
-changes are looked at: is one of a topic that the group subscribes to, or has assigned, or of
-one that a member's pattern matches and that the member didn't have on its list when it
-joined? Then the group rebalances; else its assignment is good up to now. A topic that is new or has
-grown is no news to a group that owns all of its partitions already: it knew before the registry
-did, and its leader may well be who told the registry.
+be good, and never more than the registry's own log has (`Registry.durable_version`). It is set
+when a join phase completes, and lies in the group's record. Whenever the group becomes Stable,
+after a load, and when something changes while it is Stable, the newer changes are looked at: is
+one of a topic that the group subscribes to, or has assigned, or of one that a member's pattern
+matches and that the member didn't have on its list when it joined? Then the group rebalances;
+else its assignment is good up to now. A topic that is new or has grown is no news to a group
+that owns all of its partitions already: it knew before the registry did, and its leader may well
+be who told the registry.
 
 A member finds the topics of its pattern before it joins, so what it knows may be older than
 the join phase. Hence `topics_version` is lowered below the first topic that such a member
@@ -313,7 +314,7 @@ def _note_topics(core: Core, group: Group) -> None:
     """Note what the members subscribe to, and how much of the registry they have seen."""
     group.subscribed = group.topics_wanted()
     registry = core.registry
-    version = registry.version
+    version = registry.durable_version
     if version > group.topics_triggered:
         for pattern, known in _patterns(group):
             for name in _matching(registry, pattern):
@@ -326,14 +327,14 @@ def _note_topics(core: Core, group: Group) -> None:
 
 def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     """Rebalance a Stable group that is concerned by a change newer than its assignment."""
-    registry = d.core.registry
-    if registry.version <= max(group.topics_version, group.topics_triggered):
+    version = d.core.registry.durable_version
+    if version <= group.known_version:
         return
     named = list(islice(_topic_changes(d.core, group), CHANGES_NAMED_MAX + 1))
     if not named:
-        group.topics_version = registry.version
+        group.topics_version = version
         return
-    group.topics_triggered = registry.version
+    group.topics_triggered = version
     detail = "; ".join(named[:CHANGES_NAMED_MAX]) + (
         " and more" if len(named) > CHANGES_NAMED_MAX else ""
     )
@@ -343,7 +344,7 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
 def _topic_changes(core: Core, group: Group) -> Iterator[str]:
     """Yield in words the changes that concern *group* and are newer than its assignment."""
     registry = core.registry
-    known_version = max(group.topics_version, group.topics_triggered)
+    known_version = group.known_version
     subscribed = group.subscribed or frozenset()
     patterns = {pattern for pattern, _ in _patterns(group)}
     owned: dict[str, list[int]] | None = None  # Most changes concern nobody.

@@ -227,7 +227,13 @@ def _does_match(regex: Any, name: str) -> bool:
 
 
 class Registry:
-    """All topics. Groups only read it; `replay` alone changes what is hard."""
+    """All topics. Groups only read it; `replay` alone changes what is hard.
+
+    Attributes:
+        version: Of what is in memory.
+        durable_version: Up to which version the log has it, as `Topics.take_changes` has heard. No
+            group takes note of more: its own log may be another one, and a crash leave that longer.
+    """
 
     def __init__(self, totals: Totals | None = None) -> None:
         """Begin empty; *totals* are of the whole node."""
@@ -245,6 +251,7 @@ class Registry:
         self.version = 0
         self.last_deletion_version = 0
         # Soft.
+        self.durable_version = 0
         self._names: list[str] | None = None  # Of the topics that aren't deleted, sorted.
         self._changes: list[TopicChange] = []  # By version; each topic's latest is there.
         self._by_topic: dict[str, list[TopicChange]] = {}  # The same.

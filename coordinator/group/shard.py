@@ -191,7 +191,7 @@ class GroupShard:
     def loaded(self, now: Now) -> list[Outcome]:
         """Start to serve what was replayed; return what there is to keep and tell.
 
-        The registry must be loaded before.
+        Tell it by `topics_changed` what it may have missed.
         """
         return [outcome for slice_ in self.finish_load(lambda: now) for outcome in slice_]
 

@@ -6,6 +6,7 @@ forgotten (`forget`).
 """
 
 import bisect
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice, takewhile
 from typing import Any, Final
@@ -83,6 +84,8 @@ class Topics:
         }
         self._is_loaded = False
         self._changes: list[TopicChange] = []
+        # Versions that were made here, each with the offset in front of which the log has it.
+        self._appended: deque[tuple[int, int]] = deque()
 
     def replay(self, record: TopicRecord) -> None:
         """Apply one record of the log; once it is loaded, another node has decided it just now."""
@@ -101,9 +104,24 @@ class Topics:
         self.registry.reset()
         self._is_loaded = False
         self._changes = []
+        self._appended.clear()
 
-    def take_changes(self, version: int) -> list[TopicChange]:
-        """Return what the shards of groups must be told up to *version*, and forget it."""
+    def kept(self, end_offset: int) -> None:
+        """Note that what was decided is in the log, up to *end_offset*."""
+        self._appended.append((self.registry.version, end_offset))
+
+    def take_changes(self, durable_offset: int) -> list[TopicChange]:
+        """Return what the shards of groups must be told, and forget it.
+
+        That is what the log has, which is durable up to *durable_offset*. What groups do about it
+        might come into their logs, and a change into none.
+        """
+        registry, appended = self.registry, self._appended
+        while appended and appended[0][1] <= durable_offset:
+            registry.durable_version, _ = appended.popleft()
+        if not appended:  # What another node has decided was read from the log.
+            registry.durable_version = registry.version
+        version = registry.durable_version
         changes = list(takewhile(lambda change: change.version <= version, self._changes))
         del self._changes[: len(changes)]
         return changes

@@ -30,7 +30,6 @@ Time, threads and the rounds in which requests are handled come in from outside,
 round has one of its own: whoever keeps it for its peer wakes the poller.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -110,9 +109,6 @@ class Node:
         self.users_changed: Callable[[], None] = lambda: None
         self.quotas_changed: Callable[[], None] = lambda: None
         self._told = (0, 0)  # The versions of users and quotas that were told.
-        self._told_version = 0  # Of the topics.
-        # Versions that this node made, and where what is the node's own then ended in the log.
-        self._untold: deque[tuple[int, int]] = deque()
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
@@ -217,14 +213,9 @@ class Node:
 
     def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request about what is the node's own, and have told whoever is concerned."""
-        topics = self.registry.core.registry
-        version = topics.version
         try:
             self.registry.handle(request, token, caller, now)
         finally:
-            if topics.version != version:
-                end = self.registry.log.end_offset(NODE_PARTITION)
-                self._untold.append((topics.version, end))
             self.tell_changes(now)
 
     def read_changes(self, call: Call) -> None:
@@ -349,7 +340,7 @@ class Node:
         return progress
 
     def activated(self, runner: ShardRunner[Any]) -> None:
-        """Tell a shard that begins to serve which deletions of topics it has to finish."""
+        """Tell a shard that begins to serve what it may have missed of topics."""
         now = self.now()
         if runner is self.registry:
             self.tell_changes(now)
@@ -358,9 +349,8 @@ class Node:
         number = log_number(runner.partition, len(self._store.logs))
         self._tell_purged(number)
         to_purge = self._purges.left_for(runner.partition, self._store.purged(number))
-        if to_purge:
-            runner.core.topics_changed(to_purge, now)
-            self.deadline_may_be_earlier(runner.next_deadline_ms())
+        runner.core.topics_changed(to_purge, now)
+        self.deadline_may_be_earlier(runner.next_deadline_ms())
 
     async def run(self) -> None:
         """Run the tasks until cancelled. Call `drain` first to stop without a loss.
@@ -454,26 +444,14 @@ class Node:
             self.users_changed()
         if told[1] != self._told[1]:
             self.quotas_changed()
-        told_version, self._told_version = self._told_version, self._durable_version()
-        deleted = self._purges.begin(core.take_changes(self._told_version))
-        if told_version == self._told_version and not deleted:
+        told_version = core.registry.durable_version
+        deleted = self._purges.begin(core.take_changes(self.registry.gate.committed_offset))
+        if told_version == core.registry.durable_version and not deleted:
             return
         for shard in self.shards:
             if shard.is_led:
                 shard.core.topics_changed(deleted, now)
                 self.deadline_may_be_earlier(shard.next_deadline_ms())
-
-    def _durable_version(self) -> int:
-        """Return up to which version the log has the topics, as far as groups are to be told.
-
-        What they do about it might come into their logs, and a change into none.
-        """
-        if not self.registry.is_led:
-            self._untold.clear()
-        version, durable = self._told_version, self.registry.gate.committed_offset
-        while self._untold and self._untold[0][1] <= durable:
-            version, _ = self._untold.popleft()
-        return version if self._untold else self.registry.core.registry.version
 
     def _collect_purged(self) -> None:
         """Note the deleted topics that shards are done with, once that is durable."""

@@ -76,7 +76,7 @@ class Shares:
         ):
             outcome = self.node.handle(request, token, caller, self.now)
             self.node_records += outcome.records
-            changes = self.node.take_changes(self.node.registry.version)
+            changes = self.node.take_changes(0)
             self.groups.topics_changed([c.topic for c in changes if not c.after], self.now)
             return outcome.replies[0][1]
         self._take([self.groups.handle(request, token, caller, self.now)])

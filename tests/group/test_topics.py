@@ -85,6 +85,49 @@ def test_a_topic_that_nobody_subscribes_to_disturbs_nobody() -> None:
     assert context.shard.groups[GROUP].topics_version == 3
 
 
+def test_a_group_notes_no_change_that_the_log_may_lose() -> None:
+    """The group's own log may have the note already, and another change then take the number."""
+    context, elsewhere = Readers(), Readers()
+    context.register({"flights": 6})
+    context.run(["flights"])
+    context.register({"trains": 1})
+    context.is_held = True
+    context.register({"planes": 1})
+
+    assert context.why() == ""
+    assert context.shard.groups[GROUP].topics_version == 2
+
+    context.run(["flights"])
+
+    assert context.shard.groups[GROUP].topics_version == 2
+
+    elsewhere.register({"flights": 6})
+    elsewhere.register({"trains": 1})
+    elsewhere.register({"flights": 8})
+    context.topic_records = elsewhere.topic_records
+    context.crash()
+
+    assert context.why() == "topic flights has 8 partitions now"
+
+
+def test_a_group_rebalances_for_no_change_that_the_log_may_lose() -> None:
+    """It would take another one of that number for one that it has rebalanced for."""
+    context = Readers()
+    context.run(["flights"])
+    context.is_held = True
+    context.register({"flights": 6})
+
+    assert context.why() == ""
+
+    context.is_held = False
+    context.tell()
+    context.is_held = True
+    context.register({"flights": 8})
+
+    assert context.why() != ""
+    assert context.shard.groups[GROUP].topics_triggered == 1
+
+
 def test_hosts_and_end_offsets_alone_rebalance_nobody() -> None:
     """They change where to read best, and how far behind one is."""
     context = Readers()

@@ -42,11 +42,17 @@ def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
 
 
 class TopicsContext(Context):
-    """A shard of groups, and the registry that it reads."""
+    """A shard of groups, and the registry that it reads.
+
+    Attributes:
+        is_held: Whether what the registry decides stays on its way to the log.
+    """
 
     def __init__(self, config: GroupConfig | None = None) -> None:
         self.topics = NodeShard(Registry())
         self.topic_records: list[TopicRecord] = []
+        self.is_held = False
+        self._durable_offset = 0
         super().__init__(config)
 
     def _new_shard(self) -> GroupShard:
@@ -79,15 +85,17 @@ class TopicsContext(Context):
         """Log what the registry decided; memory is the fold of the log, compacted or not."""
         records: list[TopicRecord] = outcome.records
         self.topic_records += records
+        self.topics.kept("", len(self.topic_records))
         self.events += outcome.events
         live = self.topics.registry.hard_state()
         assert live == replayed(self.topic_records) == replayed(last_per_key(self.topic_records))
 
     def tell(self) -> None:
-        """Tell the shard of groups what changed."""
-        changes = self.topics.take_changes(self.topics.registry.version)
-        if changes:
-            self.shard.topics_changed([c.topic for c in changes if not c.after], self.now)
+        """Tell the shard of groups what changed, as far as the log has it."""
+        if not self.is_held:
+            self._durable_offset = len(self.topic_records)
+        changes = self.topics.take_changes(self._durable_offset)
+        self.shard.topics_changed([c.topic for c in changes if not c.after], self.now)
 
     def advance(self, by_ms: int) -> None:
         """Let time pass, and forget the topics that were purged."""

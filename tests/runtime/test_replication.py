@@ -114,6 +114,23 @@ async def register(registrar: Host, *topics: str, partitions: int = 2) -> None:
         assert await error_of(registrar.connect(), request) == 0
 
 
+def lose_topics(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing more arrive in the journal of what is the cluster's own."""
+    submit = host.line.submit
+
+    def lose(request: Request, done: Callable[[Reply], None]) -> None:
+        if not (isinstance(request, Append) and not request.journal):
+            submit(request, done)
+
+    monkeypatch.setattr(host.line, "submit", lose)
+
+
+def group_beside_topics(node: Host) -> str:
+    """Return a group that lies in another journal than the topics."""
+    names = map("g{}".format, range(100))
+    return next(name for name in names if node.node.shard_of(name).partition % JOURNALS)
+
+
 def group_led_elsewhere(here: Cluster, node: Host) -> str:
     """Return a group that another node leads."""
     names = map("g{}".format, range(100))
@@ -779,19 +796,9 @@ async def test_a_deletion_that_never_reached_the_log_has_removed_nothing(
         client = old.connect()
         registered = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
         assert await error_of(client, registered) == 0
-        group_id = next(
-            name
-            for name in map("g{}".format, range(100))
-            if old.node.shard_of(name).partition % JOURNALS
-        )
+        group_id = group_beside_topics(old)
         assert await error_of(client, commit(7, group_id=group_id)) == 0
-        submit = old.line.submit
-
-        def hold(request: Request, done: Callable[[Reply], None]) -> None:
-            if not (isinstance(request, Append) and not request.journal):
-                submit(request, done)
-
-        monkeypatch.setattr(old.line, "submit", hold)
+        lose_topics(old, monkeypatch)
         client.send(DeleteTopicsRequest(("t",)))
         await trio.sleep(1)
         here.kill(old)
@@ -805,6 +812,53 @@ async def test_a_deletion_that_never_reached_the_log_has_removed_nothing(
         assert await error_of(new.connect(), registered) == 0
 
         assert await fetched(new.connect(), group_id) == -1
+
+
+async def test_a_change_that_never_reached_the_log_hides_none_of_its_number(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group formed meanwhile, and its own log has that: it would take the next one for known."""
+    async with cluster(nodes=1) as here:
+        (old,) = here.hosts.values()
+        await register(old, "t")
+        group_id = group_beside_topics(old)
+        lose_topics(old, monkeypatch)
+        old.connect().send(RegisterTopicsRequest((TopicRegistration("u", 1, None),), False))
+        await trio.sleep(0.01)
+        member_id, generation = await become_member(old.connect(), group_id)
+        here.kill(old)
+        here.end_session(old)
+        new = here.start(2)
+        await until(lambda: new.node.registry.refusal() is None)
+        assert not new.serves(group_id)
+        client = new.connect()
+        client.send(RegisterTopicsRequest((TopicRegistration("t", 4, None),), False))
+        await until(lambda: here.is_settled)
+        await trio.sleep(0.1)
+        beaten = await error_of(client, beat(member_id, generation, group_id))
+
+        assert beaten == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+async def test_a_group_hears_what_became_of_topics_while_nobody_led_it(
+    autojump_clock: MockClock,
+) -> None:
+    """The next one to lead it knew that before, and tells nobody else anything new."""
+    async with cluster() as here:
+        registrar = here.registrar
+        await register(registrar, "t")
+        group_id = group_led_elsewhere(here, registrar)
+        old = here.leader_of(group_id)
+        member_id, generation = await become_member(old.connect(), group_id)
+        here.kill(old)
+        await register(registrar, "t", partitions=3)
+        await trio.sleep(0.2)
+        here.end_session(old)
+        new = await here.new_leader_of(group_id, old)
+        await trio.sleep(0.1)
+        beaten = await error_of(new.connect(), beat(member_id, generation, group_id))
+
+        assert beaten == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 async def test_nothing_is_said_to_be_removed_before_that_is_in_the_log(
