@@ -93,9 +93,10 @@ class Deposed:
 
 @dataclass(frozen=True, slots=True)
 class HandsOver:
-    """The journal is about to be handed over: decide nothing more, answer 16, flush the rest.
+    """The journal is about to be handed over: decide nothing more, answer 16, and call `stopped`.
 
-    Parked requests are answered 16, too; what the node holds stays. Then call `stopped`.
+    What was appended is flushed. Parked requests are answered 16, too, in time; what the node holds
+    stays.
     """
 
     journal: int

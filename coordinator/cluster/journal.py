@@ -1033,24 +1033,25 @@ class ReplicatedJournal:
             if reply.value:
                 yield from self._follow_on(self._tail.take(reply.value))
                 if len(reply.value) < READ_ENTRIES_MAX:
+                    # What comes next was not there; nor was it trimmed, as this came before it.
+                    yield from self._end_seen(counted, had_fence=had_fence)
                     yield from self._pace()
             elif self.snapshot.index >= index:
                 yield from self._load()
             elif self._is_hurried:
-                yield from self._look_for_end(index, counted, had_fence=had_fence)
+                yield from self._read_snapshot()
+                if self.snapshot.index < index:  # Else it was trimmed.
+                    yield from self._end_seen(counted, had_fence=had_fence)
             else:
                 self._at_end(counted)
                 yield from self._wait_for(index)
                 yield from self._pace()
 
-    def _look_for_end(self, index: int, counted: int, *, had_fence: bool) -> Reading:
-        """See that entry *index*, which isn't there, was not trimmed: then this is the end.
+    def _end_seen(self, counted: int, *, had_fence: bool) -> Reading:
+        """Take note of the end of the log, as of when it was asked for.
 
-        It is the last leader's end only if this node *had_fence* before it asked for the entry.
+        It is the last leader's end only if this node *had_fence* before it asked.
         """
-        yield from self._read_snapshot()
-        if self.snapshot.index >= index:
-            return
         self._at_end(counted)
         if had_fence:
             while self._control is not None:
@@ -1078,7 +1079,7 @@ class ReplicatedJournal:
     def _pace(self) -> Reading:
         """Wait until it is time for the next read: each costs more than what it brings."""
         due_ms = self._read_at_ms + self._follow_interval_ms
-        while self._now_ms < due_ms and not self._is_hurried:
+        while self._now_ms < due_ms and not (self._is_hurried or self._role in _WRITES):
             yield Until.PACED
 
     def _follow_on(self, batches: Iterator[Batch]) -> Reading:

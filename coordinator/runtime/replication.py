@@ -228,9 +228,15 @@ class Replication:
         ]
 
     async def hand_over(self) -> None:
-        """Hand over what this node leads, and return when others lead it, or nobody can."""
-        self.do(self.machine.drain(self._now().mono_ms))
-        while self.machine.can_hand_over and any(j.is_leading for j in self.machine.journals):
+        """Hand over what this node leads; return when others lead it, or nobody can.
+
+        By then nothing is parked in what was handed over.
+        """
+        machine = self.machine
+        self.do(machine.drain(self._now().mono_ms))
+        while (machine.can_hand_over and any(j.is_leading for j in machine.journals)) or any(
+            one.is_resting for one in self._of_journal
+        ):
             self._done_something = trio.Event()
             await self._done_something.wait()
 
@@ -489,6 +495,7 @@ class _Journal:
         self._queue: deque[e.Followed | e.Leads | e.HandsOver] = deque()
         self.moves: list[tuple[int, Callable[[bool], None]]] = []  # Asked for by operators.
         self._wake = trio.Event()
+        self.is_resting = False  # What is soft is not let go of yet.
         self._is_paused = self._is_cut_off = False
         self._suspended_since_ms: int | None = None
         self._handlers: Mapping[type, Callable[[Any, LogUser, Now], None]] = {
@@ -558,7 +565,10 @@ class _Journal:
         for runner in self.runners:
             runner.hand_over()
         self._is_over()
+        # The other node need not wait until what is soft here is let go of, group by group.
+        self.is_resting = True
         self._put_off(effect, node, now)
+        self._store.do(self._journal.stopped())
 
     def _handed_over(self, _effect: e.HandedOver, _node: LogUser, _now: Now) -> None:
         self._store.tell("journal.handed_over", self.number)
@@ -650,11 +660,12 @@ class _Journal:
         return entries
 
     async def _rest(self, now: Callable[[], Now]) -> None:
-        """Let go of what is soft, so that the journal can be handed over."""
+        """Let go of what is soft, and answer who is parked."""
         for runner in self.runners:
             for _ in runner.rest(now):
                 await trio.lowlevel.checkpoint()
-        self._store.do(self._journal.stopped())
+        self.is_resting = False
+        self._store.do(())  # Somebody may wait for this.
 
     async def _lead(self, node: LogUser, now: Callable[[], Now], epoch: int) -> None:
         """Serve, unless the term ends meanwhile, or what is held is what it was."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
-from coordinator.cluster.effects import Effect, Leads, Send
+from coordinator.cluster.effects import Effect, Followed, Leads, Send
 from coordinator.cluster.engine import (
     Code,
     Leader,
@@ -17,6 +17,7 @@ from coordinator.cluster.engine import (
     WatchEntry,
 )
 from coordinator.cluster.journal import Member, ReplicatedJournal, Role
+from tests.cluster.test_follower import unit
 
 ME: Final = Member(1, "a", 11)
 OTHER: Final = Leader(5, 2, "b", 22, "00" * 16)
@@ -31,16 +32,21 @@ def sent(effects: Sequence[Effect]) -> Request:
     return request
 
 
-def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
-    """The former leader may have written after that look, and have handed over behind it."""
+def new_journal() -> ReplicatedJournal:
+    """Return a journal of which nothing is known yet."""
     ids = count()
-    journal = ReplicatedJournal(
+    return ReplicatedJournal(
         0,
         partitions=(0,),
         new_id=lambda: f"{next(ids):032x}",
         session_timeout_ms=6_000,
         follow_interval_ms=50,
     )
+
+
+def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
+    """The former leader may have written after that look, and have handed over behind it."""
+    journal = new_journal()
     look = sent(journal.registered(ME, 0))
     snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))
     entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
@@ -62,3 +68,21 @@ def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
     led = journal.replied(snapshot, NO_SNAPSHOT, 100)
 
     assert [effect for effect in led if isinstance(effect, Leads)] == [Leads(0, GIVEN.epoch)]
+
+
+def test_a_look_that_finds_less_than_it_asked_for_has_seen_the_end() -> None:
+    """Who leads among commits has written more by each look; nobody would be done with it."""
+    journal = new_journal()
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))
+    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+    journal.catch_up(1, 0)  # The look that is on its way may be one before that.
+    for offset, caught_up in enumerate((0, 1)):
+        (followed,) = journal.replied(entries, Reply(Code.OK, unit(offset + 1, offset)), 0)
+        assert isinstance(followed, Followed)
+        assert len(list(followed.batches)) == 1
+        effects = journal.took(0)
+
+        assert journal.caught_up == caught_up
+        if not caught_up:
+            entries = sent(effects)

@@ -17,6 +17,7 @@ from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspen
 from coordinator.cluster.journal import Role
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
+from coordinator.runtime import replication
 from coordinator.runtime.logs import OutOfReach
 from coordinator.runtime.shard import Status
 from protocol.consumer import Assignment, encode_assignment
@@ -268,6 +269,55 @@ async def test_a_node_that_stops_hands_over_first(autojump_clock: MockClock) -> 
         # The join had begun a rebalance, which is soft: the last generation is what counts.
         assert await error_of(new.connect(), beat(member_id, generation)) == 0
         assert {shard.status for shard in old.node.shards} == {Status.CLOSED}
+
+
+async def test_nobody_waits_for_what_is_forgotten_behind_a_hand_over(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows with the groups; commits paused for it, and joins that are parked can't be lost."""
+
+    async def rest_long(self: Any, now: Any) -> None:
+        await trio.sleep(1)
+        await rest(self, now)
+
+    rest = replication._Journal._rest
+    monkeypatch.setattr(replication._Journal, "_rest", rest_long)
+    async with cluster() as here:
+        old = here.leader_of("g")
+        client = old.connect()
+        member_id, generation = await become_member(client)
+        told: Any = await ask(client, join("g", "", SESSION_MS))
+        parked = client.send(join("g", told.member_id, SESSION_MS))
+        await trio.sleep(0.1)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(old.node.drain)
+            new = await here.new_leader_of("g", old)
+
+            assert trio.current_time() - began_s < 0.3
+            assert await error_of(new.connect(), commit_of(member_id, generation, 8)) == 0
+        answer: Any = client.answers()[parked].response
+        assert answer.error == ErrorCode.NOT_COORDINATOR
+
+
+async def commit_on(client: Client) -> None:
+    """Commit one offset after the other, so that the log has no end for long."""
+    for offset in count():
+        await ask(client, commit(offset))
+
+
+async def test_a_node_that_starts_among_commits_is_ready_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    """A look at the log always finds more; an upgrade waited for a moment without commits."""
+    async with cluster() as here:
+        here.nursery.start_soon(commit_on, here.leader_of("g").connect())
+        await trio.sleep(1)
+        new = here.start(77)
+        began_s = trio.current_time()
+        await until(lambda: new.node.ready)
+
+        assert trio.current_time() - began_s < 0.3
 
 
 async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: MockClock) -> None:
