@@ -106,6 +106,7 @@ class Registration:
         run: The life of the process, random.
         formats: The lowest and the highest format of the log that it reads.
         is_ready: It follows every journal, so it may lead any.
+        is_stopping: It is about to end, and won't be ready any more.
     """
 
     node: int
@@ -114,6 +115,7 @@ class Registration:
     run: str
     formats: tuple[int, int]
     is_ready: bool
+    is_stopping: bool = False
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:

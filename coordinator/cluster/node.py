@@ -61,6 +61,8 @@ CLAIM_AFTER_MS: Final = 1_000
 SETTLE_MS: Final = 1_000
 BALANCE_EVERY_MS: Final = 10_000
 DRAIN_AGAIN_MS: Final = 200
+# So long a node that is to stop leads on until another one is ready.
+SUCCESSOR_MS: Final = 5_000
 
 
 class Present(NamedTuple):
@@ -124,6 +126,7 @@ class ClusterNode:
         self._is_last_try = False
         self._may_wait = True
         self._is_draining = False
+        self._leads_on_until_ms = 0  # While it drains, and nobody is ready.
         self._claims_from_ms: int | None = None
         self._orphan_since_ms: dict[int, int] = {}
         self._claim_again_ms: dict[int, int] = {}
@@ -157,8 +160,14 @@ class ClusterNode:
 
     @property
     def can_hand_over(self) -> bool:
-        """Whether there is another node that is ready."""
-        return any(node != self._registration.node for node in self._ready())
+        """Whether another node is ready, or may soon be, for which a drain waits a while."""
+        is_early = self._now_ms < self._leads_on_until_ms
+        others = [p.registration for node, p in self.nodes.items() if node != self.node_id]
+        return any(
+            is_early or (other.is_ready and self.is_connected)
+            for other in others
+            if not other.is_stopping
+        )
 
     def journal_of(self, partition: int) -> ReplicatedJournal:
         """Return the journal in which *partition* lies."""
@@ -255,10 +264,11 @@ class ClusterNode:
         """Hand over everything, and claim nothing any more.
 
         `HandsOver` comes for each journal that it leads. It is over when no journal `is_leading`,
-        or when there is nobody to take them (`can_hand_over`).
+        or when nobody can take them (`can_hand_over`): a node that is registered may have only just
+        come, and is waited for.
         """
         self._now_ms = now_ms
-        self._is_draining = True
+        self._is_draining, self._leads_on_until_ms = True, now_ms + SUCCESSOR_MS
         self._look_for_work()
         return self._done()
 
@@ -403,6 +413,8 @@ class ClusterNode:
         self._release()
         if self._waits_since_ms is not None and self._session:
             self._work_at(self._waits_since_ms + 3 * self._session_timeout_ms)
+        if self._now_ms < self._leads_on_until_ms:
+            self._work_at(self._leads_on_until_ms)
         if self._me is None:
             return
         ready = self._ready()
@@ -426,8 +438,9 @@ class ClusterNode:
             self._balance(leaders, planned)
 
     def _announce(self) -> None:
-        is_ready = self.is_ready and not self._is_draining
-        registration = replace(self._registration, is_ready=is_ready)
+        is_stopping = self._is_draining
+        is_ready = self.is_ready and not is_stopping
+        registration = replace(self._registration, is_ready=is_ready, is_stopping=is_stopping)
         if self._registered is not None and self._registered != registration:
             self._registered = registration
             self._send(Announce(registration))

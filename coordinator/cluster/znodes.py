@@ -278,6 +278,7 @@ def encode_registration(registration: Registration) -> bytes:
             "run": registration.run,
             "formats": registration.formats,
             "ready": registration.is_ready,
+            "stopping": registration.is_stopping,
         }
     )
 
@@ -294,6 +295,7 @@ def decode_registration(node: int, data: bytes) -> Registration | None:
             str(fields["run"]),
             (lowest, highest),
             bool(fields["ready"]),
+            bool(fields.get("stopping")),
         )
     return None
 

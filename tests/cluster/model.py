@@ -502,6 +502,9 @@ class History:
             host.line.serve()
         self._all_run_on()
         assert host.line.session is not None
+        registered = self.world.ensemble.at(znodes.node_path(host.number))
+        if registered is None or registered.owner != host.line.session.number:
+            return  # A former life of it is still there: nobody knows of this one.
         successor = Member(host.number, host.run, host.line.session.number)
         for other in self.hosts:
             if other is not host and journal in other.epochs:

@@ -14,7 +14,8 @@ from trio.testing import MockClock
 
 from coordinator.cluster import entries
 from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspended
-from coordinator.cluster.journal import Role
+from coordinator.cluster.journal import ReplicatedJournal, Role
+from coordinator.cluster.node import SUCCESSOR_MS
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
 from coordinator.runtime import replication
@@ -298,6 +299,62 @@ async def test_nobody_waits_for_what_is_forgotten_behind_a_hand_over(
             assert await error_of(new.connect(), commit_of(member_id, generation, 8)) == 0
         answer: Any = client.answers()[parked].response
         assert answer.error == ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_node_that_stops_leads_on_until_another_one_is_ready(
+    autojump_clock: MockClock,
+) -> None:
+    """All others may have lost their sessions just now; groups waited for them without a leader."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        others = [host for host in here.hosts.values() if host is not old]
+        for host in others:
+            here.end_session(host)
+        await until(
+            lambda: sorted(peer.is_ready for peer in old.store.nodes()) == [False, False, True]
+        )
+        began_s = trio.current_time()
+        await old.node.drain()
+
+        assert trio.current_time() - began_s < 0.3
+        assert {journal.role for journal in old.machine.journals} == {Role.FOLLOWING}
+        await here.new_leader_of("g", old)
+
+
+async def test_a_node_that_stops_waits_no_longer_than_it_says(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one may load for minutes; until then this one serves, and then it answers."""
+    async with cluster(nodes=1) as here:
+        monkeypatch.setattr(ReplicatedJournal, "is_ready", False)
+        (old,) = here.hosts.values()
+        here.start(77)
+        await until(lambda: 77 in old.machine.nodes)
+        client = old.connect()
+        told: Any = await ask(client, join("g", "", SESSION_MS))
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(old.node.drain)
+            await trio.sleep(SUCCESSOR_MS / 1000 - 0.1)
+            assert await error_of(client, commit(1)) == 0
+            parked = client.send(join("g", told.member_id, SESSION_MS))
+        took_s = trio.current_time() - began_s
+        await until(lambda: parked in client.answers())
+        answer: Any = client.answers()[parked].response
+
+        assert took_s == pytest.approx(SUCCESSOR_MS / 1000, abs=0.1)
+        assert answer.error == ErrorCode.NOT_COORDINATOR
+
+
+async def test_nodes_that_all_stop_wait_for_none_of_them(autojump_clock: MockClock) -> None:
+    """Each says that it stops: there is nobody who will be ready."""
+    async with cluster() as here:
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for host in here.hosts.values():
+                nursery.start_soon(host.node.drain)
+
+        assert trio.current_time() - began_s < 1
 
 
 async def commit_on(client: Client) -> None:
