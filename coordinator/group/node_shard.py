@@ -155,6 +155,11 @@ class NodeShard:
         """Return None: no request is ever parked here."""
         return None
 
+    @property
+    def has_parked(self) -> bool:
+        """Return False, likewise."""
+        return False
+
     def interrupted(self) -> Outcome | None:
         """Return what a `handle` or `forget` that raised had decided, if it had begun."""
         return self._latest

@@ -137,6 +137,11 @@ class GroupShard:
     def storage_full(self, value: bool) -> None:
         self._core.storage_full = value
 
+    @property
+    def has_parked(self) -> bool:
+        """Whether a JoinGroup or a SyncGroup is parked."""
+        return bool(self._core.parked)
+
     def hide_topics(self, sees_topic: Callable[[str | None, str, str], bool]) -> None:
         """Let patterns match what *sees_topic* shows: of a principal, a host and a topic."""
         self._core.sees_topic = sees_topic

@@ -63,6 +63,10 @@ class Core(Protocol):
 
     storage_full: bool
 
+    @property
+    def has_parked(self) -> bool:
+        """Whether a request is parked."""
+
     def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
         """Decide one request."""
 
@@ -459,11 +463,10 @@ class ShardRunner(Generic[C]):
         self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     def unload(self, now: Now) -> None:
-        """Stop serving: 16 for what was not appended; what was is answered when durable."""
-        if self.status is Status.ACTIVE:
-            self.status = Status.CLOSED
-            self._apply_all(self.core.unload(now), now)
+        """Stop serving for good: 16 for what is parked; what was appended is answered when durable."""
         self.status = Status.CLOSED
+        if self.core.has_parked:
+            self._leave(self.core.unload(now), now)
 
     def drop(self, now: Now, doubtful_offset: int = _NOTHING - 1) -> None:
         """Stop serving at once, and forget everything.

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from coordinator.cluster import entries
 from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspended
-from coordinator.cluster.journal import ReplicatedJournal, Role
+from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import SUCCESSOR_MS
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
@@ -375,6 +375,113 @@ async def test_a_node_that_starts_among_commits_is_ready_at_once(
         await until(lambda: new.node.ready)
 
         assert trio.current_time() - began_s < 0.3
+
+
+async def nothing(_here: Cluster, _old: Host, _new: Host) -> None:
+    """Let the hand-over come through."""
+
+
+async def lose_successor(here: Cluster, _old: Host, new: Host) -> None:
+    """End the node that is to lead."""
+    here.kill(new)
+    here.end_session(new)
+    await trio.sleep(0.1)
+
+
+async def lose_session(here: Cluster, old: Host, _new: Host) -> None:
+    """Have others take over from the node."""
+    here.end_session(old)
+    await trio.sleep(0.1)
+
+
+async def cut_off(_here: Cluster, old: Host, _new: Host) -> None:
+    """Cut the connection to the ensemble, and leave it at that."""
+    old.contact = Contact.CUT_OFF
+    await trio.sleep(PAUSE_MS / 1000 + 1)
+
+
+async def cut_off_for_long(_here: Cluster, old: Host, _new: Host) -> None:
+    """Cut the connection to the ensemble for longer than a session."""
+    old.contact = Contact.CUT_OFF
+    await trio.sleep(SESSION_TIMEOUT_MS / 1000 + 1)
+
+
+async def come_back(_here: Cluster, old: Host, _new: Host) -> None:
+    """Cut the connection to the ensemble for a while."""
+    old.contact = Contact.CUT_OFF
+    await trio.sleep(PAUSE_MS / 1000 + 1)
+    old.contact = Contact.FINE
+    await trio.sleep(0.1)
+
+
+async def park(client: Client, node: Host) -> list[int]:
+    """Have a JoinGroup parked, and a SyncGroup of another group of the shard; return them."""
+    shard = node.node.shard_of("g")
+    other = next(name for name in map("g{}".format, count()) if node.node.shard_of(name) is shard)
+    await become_member(client)
+    told: list[Any] = [
+        await ask(client, join(name, "", SESSION_MS)) for name in ("g", *2 * [other])
+    ]
+    joins = [client.send(join(other, one.member_id, SESSION_MS)) for one in told[1:]]
+    await until(lambda: all(sent in client.answers() for sent in joins))
+    joined: list[Any] = [client.answers()[sent].response for sent in joins]
+    (waits,) = [one for one in joined if one.member_id != one.leader]
+    ids = (other, waits.generation_id, waits.member_id)
+    parked = [
+        client.send(join("g", told[0].member_id, SESSION_MS)),
+        client.send(SyncGroupRequest(*ids, None, None, None, ())),
+    ]
+    await trio.sleep(0.1)
+    assert not any(sent in client.answers() for sent in parked)
+    return parked
+
+
+@pytest.mark.parametrize(
+    ("is_moved", "stops"),
+    [(True, False), (True, True), (False, True)],
+    ids=["moved", "moved and stopped", "stopped"],
+)
+@pytest.mark.parametrize(
+    "happens",
+    [nothing, lose_successor, lose_session, cut_off, cut_off_for_long, come_back],
+    ids=lambda happens: happens.__name__,
+)
+async def test_whoever_is_parked_is_told_to_go_elsewhere(
+    happens: Callable[[Cluster, Host, Host], Awaitable[None]],
+    is_moved: bool,
+    stops: bool,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever becomes of a hand-over, and of the node: a client would wait for ever.
+
+    Groups come to rest in slices, so anything may happen meanwhile.
+    """
+    let_go = trio.Event()
+    rest = replication._Journal._rest
+
+    async def rest_late(journal: Any, now: Any) -> None:
+        await let_go.wait()
+        await rest(journal, now)
+
+    monkeypatch.setattr(replication._Journal, "_rest", rest_late)
+    async with cluster(nodes=2) as here:
+        old = here.leader_of("g")
+        new = here.other_than(old)
+        client = old.connect()
+        parked = await park(client, old)
+        if is_moved:
+            move(old, new)
+            await trio.sleep(0.001)
+        await happens(here, old, new)
+        if stops:
+            here.nursery.start_soon(old.node.drain)
+            await trio.sleep(0.1)
+        let_go.set()
+        await until(lambda: all(sent in client.answers() for sent in parked), timeout_s=7)
+        answers: list[Any] = [client.answers()[sent].response for sent in parked]
+
+        assert [answer.error for answer in answers] == 2 * [ErrorCode.NOT_COORDINATOR]
 
 
 async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: MockClock) -> None:
