@@ -463,7 +463,7 @@ class ShardRunner(Generic[C]):
         self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     def unload(self, now: Now) -> None:
-        """Stop serving for good: 16 for what is parked; what was appended is answered when durable."""
+        """Stop serving: 16 for what is parked; what was appended is answered when durable."""
         self.status = Status.CLOSED
         if self.core.has_parked:
             self._leave(self.core.unload(now), now)
