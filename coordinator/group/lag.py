@@ -265,21 +265,42 @@ def sample_ends(registry: Registry, minute: int, now: Now, turn: Turn) -> Iterat
             yield
 
 
+class Order:
+    """The groups of a shard in their order, which is made at a first page and kept for the next."""
+
+    __slots__ = ("_core", "_kept")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.forget()
+
+    def forget(self) -> None:
+        """Have the next page make it anew; one that is being made is not kept."""
+        self._kept: list[list[str]] = []
+
+    def group_ids(self, *, is_first_page: bool) -> Generator[None, None, list[str]]:
+        """Return the ids in their order; pauses in between, if it has to be made."""
+        kept = self._kept
+        if is_first_page or not kept:
+            kept[:] = [(yield from in_order(self._core.groups))]
+        return kept[0]
+
+
 class Summaries:
     """Tells of all groups of a shard in their order, which is made once for all pages.
 
     Groups that come after the first page are missing in the others.
     """
 
-    __slots__ = ("_core", "_group_ids")
+    __slots__ = ("_core", "_order")
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._group_ids: list[str] | None = None
+        self._order = Order(core)
 
     def stop(self) -> None:
         """Forget the order."""
-        self._group_ids = None
+        self._order.forget()
 
     def after(
         self, group_id: str, request: SummarizeGroupsRequest, now_ms: int, turn: Turn
@@ -289,10 +310,7 @@ class Summaries:
         It yields None whenever *turn* is over.
         """
         states = frozenset(state.lower() for state in request.states)
-        order = self._group_ids if group_id else None
-        if order is None:
-            order = yield from in_order(self._core.groups)
-            self._group_ids = order
+        order = yield from self._order.group_ids(is_first_page=not group_id)
         for at in range(bisect.bisect_right(order, group_id), len(order)):
             group = self._core.groups.get(order[at])
             if group is not None and self._is_wanted(group, request.pattern, states):
@@ -300,7 +318,7 @@ class Summaries:
                 yield _summary(group, total, request.max_samples, now_ms)
             if turn.is_over_after(GROUP_LOOKS):
                 yield None
-        self._group_ids = None
+        self._order.forget()
 
     def _is_wanted(self, group: Group, pattern: str | None, states: frozenset[str]) -> bool:
         if states and group.state.value.lower() not in states:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
-from coordinator.group.lag import STEP_LOOKS, in_order, numbers_in_order
+from coordinator.group.lag import STEP_LOOKS, Order, in_order, numbers_in_order
 from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.codec import encode
 from protocol.errors import ErrorCode
@@ -142,15 +142,15 @@ class _Page:
 class Scans:
     """Reads all offsets of a shard, page by page, in the order of group, topic, partition."""
 
-    __slots__ = ("_core", "_group_ids")
+    __slots__ = ("_core", "_order")
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._group_ids: list[str] | None = None
+        self._order = Order(core)
 
     def stop(self) -> None:
         """Forget the scans under way."""
-        self._group_ids = None
+        self._order.forget()
 
     def page(
         self, request: ScanOffsetsRequest, position: Callable[[], int]
@@ -190,7 +190,7 @@ class Scans:
                     return last
             yield
         if request.group_ids is None:
-            self._group_ids = None
+            self._order.forget()
         return None
 
     def _runs(
@@ -200,7 +200,10 @@ class Scans:
 
         None is a pause.
         """
-        group_ids = yield from self._order(request, after)
+        if request.group_ids is None:
+            group_ids = yield from self._order.group_ids(is_first_page=after is None)
+        else:
+            group_ids = yield from in_order(request.group_ids)
         topics = None if request.topics is None else frozenset(request.topics)
         start = 0 if after is None else bisect.bisect_left(group_ids, after.group_id)
         looks = 0
@@ -223,15 +226,6 @@ class Scans:
                 stored = offsets.get(topic)
                 if stored is not None:  # Else it is gone by now.
                     yield from _runs_of(group_id, topic, stored, after)
-
-    def _order(
-        self, request: ScanOffsetsRequest, after: Cursor | None
-    ) -> Generator[None, None, list[str]]:
-        if request.group_ids is not None:
-            return (yield from in_order(request.group_ids))
-        if after is None or self._group_ids is None:
-            self._group_ids = yield from in_order(self._core.groups)
-        return self._group_ids
 
 
 def _runs_of(

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 
 from client.operators import offsets_of_page
-from coordinator.group import scans
+from coordinator.group import lag, scans
 from coordinator.group.admin import offset_change
 from coordinator.group.records import GroupGeneration
 from coordinator.group.scans import Cursor, decode_cursor
@@ -274,6 +274,25 @@ def test_a_scan_does_not_use_the_order_that_an_older_one_made() -> None:
     context.commit("", -1, group="b")
 
     assert [offset.group_id for offset in scan(context)] == ["a", "b", "c"]
+
+
+def test_an_order_that_was_being_made_as_the_shard_stopped_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scan that began at another node would miss the groups that came meanwhile."""
+    monkeypatch.setattr(lag, "TURN_NAMES", 1)
+    context = Context()
+    committed(context, "a", "t-0")
+    committed(context, "c", "t-0")
+    request = ScanOffsetsRequest(0, b"", 1, True, None, None)
+    late = context.shard.scan(request, lambda: 0)
+    next(late)
+    context.hand_over_and_back()
+    added = committed(context, "b", "t-0")
+    returned(late)
+    begun_elsewhere = Cursor("a", "t", 0).encode()
+
+    assert offsets_on(page(context, begun_elsewhere, 1)) == [added]
 
 
 def test_only_offsets_are_changes() -> None:
