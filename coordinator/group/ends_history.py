@@ -81,20 +81,23 @@ class TopicEnds(Minutes):
         It is 0 if nothing is left to do, and `UNKNOWN` if that isn't known, as of no end (None).
         The ends are those of the moment.
         """
-        return [
-            UNKNOWN if end is None else self._behind_ms(end, offset, now_ms)
-            for end, offset in zip(ends, committed, strict=True)
-        ]
-
-    def _behind_ms(self, end: EndOffset, committed: int, now_ms: int) -> int:
-        if committed >= end.end_offset:
-            return 0
-        block = self._blocks.get(end.partition >> BLOCK_BITS)
-        place = -1 if block is None else block.place(end.partition)
-        if block is None or place < 0:
-            return UNKNOWN
-        passed_ms = _passed_ms(block, place * len(self.COLUMN), committed, end.end_offset)
-        return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
+        # One loop without a call for each: a scrape asks for a hundred thousand.
+        blocks, step = self._blocks, len(self.COLUMN)
+        found = []
+        for end, offset in zip(ends, committed, strict=True):
+            if end is None:
+                found.append(UNKNOWN)
+                continue
+            if offset >= end.end_offset:
+                found.append(0)
+                continue
+            block = blocks.get(end.partition >> BLOCK_BITS)
+            place = -1 if block is None else block.place(end.partition)
+            passed_ms = None
+            if block is not None and place >= 0:
+                passed_ms = _passed_ms(block, place * step, offset, end.end_offset)
+            found.append(UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0))
+        return found
 
 
 class EndsHistory:

@@ -114,9 +114,9 @@ def lag_columns(
 
 def chunks(stored: StoredOffsets, size: int) -> Iterator[list[PartitionOffset]]:
     """Yield what is committed of a topic as it is now, *size* partitions at a time."""
-    committed = iter(list(stored.offsets.values()))
-    while chunk := list(islice(committed, size)):
-        yield chunk
+    committed = list(stored.offsets.values())
+    for at in range(0, len(committed), size):
+        yield committed[at : at + size]
 
 
 class LagSum:

@@ -23,10 +23,10 @@ lists: a pass over fifty thousand of them is a stall of 17 ms.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +41,7 @@ from coordinator.group.facts import (
 )
 from coordinator.group.group import Group
 from coordinator.group.lag import LagColumns, LagSum, Turn, chunks, lag_columns
+from coordinator.group.lag_samples import UNKNOWN
 from coordinator.group.member import NOTHING
 from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
@@ -60,12 +61,12 @@ GROUP_ITEMS: Final = 10
 TURN_SORTED: Final = 200
 # Forms of lines that are kept for the next group that reads the same.
 FORMS: Final = 128
-_UNKNOWN: Final = -1
+_UNKNOWN: Final = str(UNKNOWN)
+_NO_LINE: Final = ("",) * 4
 _encode: Final = msgspec.json.Encoder().encode
 
-T = TypeVar("T")
-# The lines of some items, whichever group's: four cells each, of which the second is for the group
-# and the fourth for the value.
+# The lines of some items, whichever group's, a family after the other: four cells each, of which
+# the second is for the group and the fourth for the value.
 _Form = tuple[str, ...]
 
 # The lines of some items, a text for each family of their level.
@@ -344,6 +345,7 @@ PROCESS_FAMILIES: Final = (
 CATALOGUE: Final = (*PROCESS_FAMILIES, *(one for families in LEVELS.values() for one in families))
 
 
+@lru_cache(FORMS)
 def escaped(text: str) -> str:
     """Return *text* as it stands between the quotes of a label."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -380,7 +382,7 @@ def principal_facts(share: Share, throttled: tuple[int, int]) -> PrincipalFacts:
 
 # --- lines ----------------------------------------------------------------------------------
 # Labels stand in the order of their names, as prometheus-client has them. What is not known, -1,
-# has no line.
+# has no line. Each line begins with the end of the one before.
 
 
 def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> str:
@@ -388,7 +390,7 @@ def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> st
     name = family.name
     return "".join(
         [
-            f"{name}{named} {value}\n"
+            f"\n{name}{named} {value}"
             for named, value in zip(labels, values, strict=True)
             if value >= 0
         ]
@@ -401,62 +403,49 @@ def _texts(families: Sequence[Family], labels: Sequence[str], *columns: Iterable
     return tuple([_lines(family, labels, values) for family, values in pairs])
 
 
-def _forms(families: Sequence[Family], tails: Sequence[str]) -> tuple[_Form, ...]:
-    """Return the form of each family; *tails* are the labels of items behind that of the group."""
+def _form(families: Sequence[Family], tails: Sequence[str]) -> _Form:
+    """Return the form of items; their *tails* are the labels behind that of the group."""
     return tuple(
         [
-            (
-                *[cell for at, tail in enumerate(tails) for cell in (head[not at :], "", tail, "")],
-                "\n",
-            )
-            for head in [f'\n{family.name}{{group_id="' for family in families]
+            cell
+            for family in families
+            for tail in tails
+            for cell in (f'\n{family.name}{{group_id="', "", tail, "")
         ]
     )
 
 
 @lru_cache(FORMS)
-def _topic_forms(topics: tuple[str, ...]) -> tuple[_Form, ...]:
-    tails = [f'",topic_name="{escaped(topic)}"}} ' for topic in topics]
-    return _forms(TOPIC_FAMILIES, tails)
+def _topic_form(topics: tuple[str, ...]) -> _Form:
+    return _form(TOPIC_FAMILIES, [f'",topic_name="{escaped(topic)}"}} ' for topic in topics])
 
 
 @lru_cache(FORMS)
-def _partition_forms(topic: str, partitions: tuple[int, ...]) -> tuple[_Form, ...]:
+def _partition_form(topic: str, partitions: tuple[int, ...]) -> _Form:
     name = f'topic_name="{escaped(topic)}"}} '
-    return _forms(PARTITION_FAMILIES, [f'",partition_id="{one}",{name}' for one in partitions])
+    return _form(PARTITION_FAMILIES, [f'",partition_id="{one}",{name}' for one in partitions])
 
 
-def _filled(
-    forms_of: Callable[[tuple[T, ...]], tuple[_Form, ...]],
-    group_id: str,
-    items: Iterable[T],
-    *columns: Sequence[float],
-) -> Texts:
-    """Return the lines of *items* of a group; each family has its column of values."""
-    group = escaped(group_id)
-    everything = tuple(items)
-    forms = forms_of(everything)
-    texts = []
-    for at, values in enumerate(columns):
-        if _UNKNOWN not in values:
-            texts.append(_fill(forms[at], group, values))
-        elif known := [(i, v) for i, v in zip(everything, values, strict=True) if v != _UNKNOWN]:
-            form = forms_of(tuple([item for item, _ in known]))[at]
-            texts.append(_fill(form, group, [value for _, value in known]))
-        else:
-            texts.append("")
-    return tuple(texts)
-
-
-def _fill(form: _Form, group: str, values: Sequence[float]) -> str:
+def _filled(form: _Form, group_id: str, columns: Sequence[Sequence[float]]) -> Texts:
+    """Return the lines of items of a group; each family has its column of values."""
     cells = list(form)
-    cells[1::4] = [group] * len(values)
+    cells[1::4] = [escaped(group_id)] * (len(cells) // 4)
     # Numbers are written as JSON in half the time that `str` takes.
-    cells[3::4] = _encode(values).decode()[1:-1].split(",")
-    return "".join(cells)
+    numbers = _encode([*chain.from_iterable(columns)]).decode()[1:-1].split(",")
+    cells[3::4] = numbers
+    if _UNKNOWN in numbers:
+        for at, number in enumerate(numbers):
+            if number == _UNKNOWN:
+                cells[4 * at : 4 * at + 4] = _NO_LINE
+    size = len(cells) // len(columns)
+    return tuple(["".join(cells[at : at + size]) for at in range(0, len(cells), size)])
 
 
-_GROUP_HEADS: Final = [f'{family.name}{{group_id="' for family in GROUP_FAMILIES[1:]]
+def _seconds(times_ms: Iterable[int]) -> list[float]:
+    return [ms / 1000 if ms >= 0 else UNKNOWN for ms in times_ms]
+
+
+_GROUP_HEADS: Final = [f'\n{family.name}{{group_id="' for family in GROUP_FAMILIES[1:]]
 
 
 def group_texts(facts: GroupFacts, node_id: int) -> Texts:
@@ -476,9 +465,9 @@ def group_texts(facts: GroupFacts, node_id: int) -> Texts:
     )
     is_stable = int(facts.state == GroupState.STABLE)
     return (
-        f"{GROUP_FAMILIES[0].name}{details} {is_stable}\n",
+        f"\n{GROUP_FAMILIES[0].name}{details} {is_stable}",
         *[
-            f'{head}{group}"}} {value}\n' if value >= 0 else ""
+            f'{head}{group}"}} {value}' if value >= 0 else ""
             for head, value in zip(_GROUP_HEADS, values, strict=True)
         ],
     )
@@ -488,14 +477,13 @@ def principal_texts(principals: Sequence[PrincipalFacts]) -> Texts:
     """Return the lines of principals."""
     names, *columns, throttled_ms = zip(*principals, strict=True)
     labels = [f'{{principal="{escaped(name)}"}}' for name in names]
-    seconds = [ms / 1000 for ms in throttled_ms]
-    return _texts(PRINCIPAL_FAMILIES, labels, *columns, seconds)
+    return _texts(PRINCIPAL_FAMILIES, labels, *columns, _seconds(throttled_ms))
 
 
 def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
     """Return the lines of topics of a group."""
     names, _, members, assigned, offset_sums, lags, _ = zip(*topics, strict=True)
-    return _filled(_topic_forms, group_id, names, lags, offset_sums, members, assigned)
+    return _filled(_topic_form(names), group_id, (lags, offset_sums, members, assigned))
 
 
 def partition_texts(
@@ -504,17 +492,18 @@ def partition_texts(
     """Return the lines of partitions of a topic of a group."""
     # Most were committed together.
     ages_s = {
-        at_ms: max(now_ms - at_ms, 0) / 1000 if at_ms >= 0 else _UNKNOWN
+        at_ms: max(now_ms - at_ms, 0) / 1000 if at_ms >= 0 else UNKNOWN
         for at_ms in set(committed_ms)
     }
     return _filled(
-        partial(_partition_forms, topic),
+        _partition_form(topic, tuple(columns.partitions)),
         group_id,
-        columns.partitions,
-        columns.lags,
-        [ms / 1000 if ms >= 0 else _UNKNOWN for ms in columns.behind_ms],
-        columns.committed,
-        [ages_s[at_ms] for at_ms in committed_ms],
+        (
+            columns.lags,
+            _seconds(columns.behind_ms),
+            columns.committed,
+            [ages_s[at_ms] for at_ms in committed_ms],
+        ),
     )
 
 
@@ -526,10 +515,9 @@ def registry_texts(topics: Sequence[TopicEndFacts]) -> Texts:
     details = [
         f'{{partition_count="{count}",{name}' for count, name in zip(counts, topic, strict=True)
     ]
-    ages = list(map(seconds, ages_ms))
     labels = [f"{{{name}" for name in topic]
     ones = [1] * len(topics)
-    return (_lines(info, details, ones), *_texts(others, labels, end_sums, ages))
+    return (_lines(info, details, ones), *_texts(others, labels, end_sums, _seconds(ages_ms)))
 
 
 def end_texts(topic: str, ends: Iterable[EndOffset]) -> Texts:
@@ -539,8 +527,8 @@ def end_texts(topic: str, ends: Iterable[EndOffset]) -> Texts:
     return (
         "".join(
             [
-                f'{family.name}{{partition_id="{end.partition}",topic_name="{name}"}} '
-                f"{end.end_offset}\n"
+                f'\n{family.name}{{partition_id="{end.partition}",topic_name="{name}"}} '
+                f"{end.end_offset}"
                 for end in ends
             ]
         ),
@@ -548,19 +536,21 @@ def end_texts(topic: str, ends: Iterable[EndOffset]) -> Texts:
 
 
 class Lines:
-    """The lines of one level: of each of its families the texts in the order of the walk."""
+    """The lines of one level: of each of its families the texts in the order of the walk.
+
+    Attributes:
+        count: How many texts each family has.
+    """
 
     def __init__(self, level: str) -> None:
         self._families = LEVELS[level]
         self._texts: list[str] = []  # Of all families of the first items, then of the next ones.
-
-    def __len__(self) -> int:
-        """Return how many texts each family has."""
-        return len(self._texts) // len(self._families)
+        self.count = 0
 
     def add(self, texts: Texts) -> None:
         """Add the lines of some items."""
         self._texts += texts
+        self.count += 1
 
     async def parts(self, pause: Pause, order: Sequence[int] | None = None) -> list[bytes]:
         """Return the text, a family after the other, in parts. The lines are gone after that.
@@ -569,11 +559,11 @@ class Lines:
             pause: Lets others have their turn.
             order: Which texts come in which order; None is all as they were added.
         """
-        order = range(len(self)) if order is None else order
+        order = range(self.count) if order is None else order
         parts: list[bytes] = []
         texts, step = self._texts, len(self._families)
         for first, family in enumerate(self._families):
-            head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"
+            head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}"
             parts.append(head.encode())
             for at in range(0, len(order), TEXTS):
                 some = [one * step + first for one in order[at : at + TEXTS]]
@@ -582,6 +572,7 @@ class Lines:
                 for one in some:  # To free all of them in one go would take milliseconds.
                     texts[one] = ""
                 await pause()
+            parts.append(b"\n")
         return parts
 
 
@@ -723,7 +714,7 @@ class Walk:
         names = [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]
         limits = wanted or self._if_kept(len(names), sum(map(len, group.offsets.values())))
         topics_left, partitions_left = limits or (0, 0)
-        topics_at, partitions_at = len(self._topics), len(self._partitions)
+        topics_at, partitions_at = self._topics.count, self._partitions.count
         whole = LagSum()
         partitions = 0
         topics: list[TopicFacts] = []
@@ -767,9 +758,9 @@ class Walk:
             lag_seconds,
             len(topics),
             whole.committed,
-            len(self._groups) - 1,
-            range(topics_at, len(self._topics)),
-            range(partitions_at, len(self._partitions)),
+            self._groups.count - 1,
+            range(topics_at, self._topics.count),
+            range(partitions_at, self._partitions.count),
             limits is not None,
         )
 

@@ -64,6 +64,18 @@ def test_a_steady_topic_is_read_off_exactly() -> None:
     assert curve.behind_ms(end - 30_000) == 3_001_000
 
 
+def test_a_report_during_a_scrape_makes_nobody_early() -> None:
+    """A scrape has one time for all, and takes a second: ends may be told after that time."""
+    curve = Curve()
+    curve.report(100)
+    curve.advance(10_000)
+    curve.report(200)
+    curve.mono_ms -= 3_000
+
+    assert curve.behind_ms(190) == 0
+    assert curve.behind_ms(110) == 6_000
+
+
 def test_two_reports_are_enough() -> None:
     """Nobody waits for a minute to begin to see the first seconds."""
     curve = Curve()

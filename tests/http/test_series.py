@@ -216,7 +216,8 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
 
 def test_a_large_offset_keeps_its_digits() -> None:
     """Somebody compares it with what the source says."""
-    assert " 9223372036854775807\n" in "".join(end_texts("t", [EndOffset(0, 2**63 - 1, 0)]))
+    (text,) = end_texts("t", [EndOffset(0, 2**63 - 1, 0)])
+    assert text.endswith(" 9223372036854775807")
 
 
 def test_what_is_not_known_has_no_line() -> None:
@@ -331,7 +332,7 @@ def test_a_group_is_added_up_as_it_is_for_everybody_else(
     levels = {family.name for level in ("group", "topic") for family in LEVELS[level]}
     lines = b"".join(parts).decode().splitlines()
 
-    assert {line for line in lines if line.partition("{")[0] in levels} == theirs
+    assert {line for line in lines if line.partition("{")[0] in levels} == theirs - {""}
 
 
 @given(
