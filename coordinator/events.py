@@ -293,6 +293,13 @@ CATALOGUE: Final = (
         "Somebody who is no node, as a broker of Kafka, is registered under the cluster's chroot. "
         "It counts for nothing.",
     ),
+    _kind(
+        "zookeeper.stray",
+        "warning",
+        "znode",
+        "Somebody has put a znode among the cluster's own. It counts for nothing, but remove it: "
+        "what it lies in can't be cleared away.",
+    ),
     # --- groups ---
     _kind("group.member_added", "info", f"{_MEMBER} generation", "A member is in the group."),
     _kind(

@@ -170,6 +170,13 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
+class Stray:
+    """Somebody has put a znode among the cluster's own. It counts for nothing."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The process must end with *error*.
 
@@ -197,5 +204,6 @@ Effect = (
     | SnapshotEnded
     | Purged
     | Stranger
+    | Stray
     | Failed
 )

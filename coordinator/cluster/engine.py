@@ -58,6 +58,7 @@ class Reply(NamedTuple):
         owner: The session that an ephemeral node belongs to, else 0.
         changed_ms: When it was last replaced, by the engine's wall clock, to be shown; -1 if not
             known.
+        stray: A znode among those that were listed, "" if none, that is no part of a cluster.
     """
 
     code: Code
@@ -65,6 +66,7 @@ class Reply(NamedTuple):
     version: int = 0
     owner: int = 0
     changed_ms: int = -1
+    stray: str = ""
 
 
 # --- What stands in the znodes -------------------------------------------------------------

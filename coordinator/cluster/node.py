@@ -29,6 +29,7 @@ from coordinator.cluster.effects import (
     Renewed,
     Send,
     Stranger,
+    Stray,
 )
 from coordinator.cluster.engine import (
     Announce,
@@ -113,6 +114,7 @@ class ClusterNode:
             for number in range(layout.journals)
         ]
         self.nodes: dict[int, Present] = {}
+        self._strays: set[str] = set()  # That were told of.
         self._listed: frozenset[int] = frozenset()  # Nodes whose registration is known, or read.
         self._registration = registration
         self._session_timeout_ms = session_timeout_ms
@@ -219,6 +221,9 @@ class ClusterNode:
     def replied(self, request: Request, reply: Reply, now_ms: int) -> list[Effect]:
         """Take note of an answer."""
         self._now_ms = now_ms
+        if reply.stray and reply.stray not in self._strays:
+            self._strays.add(reply.stray)
+            self._out.append(Stray(reply.stray))
         match request:
             case ReadNode(journal=-1) | Register() | Announce() | ListNodes() | ReadPurged():
                 if reply.code is Code.REFUSED:

@@ -6,6 +6,7 @@ nothing of journals. All paths are under the cluster's chroot. docs/log-format.m
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ SECRET: Final = "/cluster/secret"  # noqa: S105 - where it is
 ENTRIES_PER_DIRECTORY: Final = 1_000_000
 ANY_VERSION: Final = -1
 
+# As nodes, entries, their directories and chunks are named.
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _TOPIC: Final = "/brokers/topics/__consumer_offsets"
 
 
@@ -548,13 +551,14 @@ def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Repl
         return Reply(Code.MISSING)
     if isinstance(request, engine.ListSnapshots):
         return Reply(Code.OK, tuple(sorted(names)))
-    if isinstance(request, engine.ListNodes):
-        # Tools of Kafka may write here, too.
-        names = tuple([name for name in names if name.isascii() and name.isdecimal()])
-    numbers = sorted(map(int, names))
+    # Tools of Kafka may write here, and people.
+    numbers = sorted([int(name) for name in names if _NUMBER.fullmatch(name)])
     if isinstance(request, engine.ListLog) and request.index is None:
         numbers = [number * ENTRIES_PER_DIRECTORY for number in numbers]
-    return Reply(Code.OK, tuple(numbers))
+    listed = operation(request)
+    assert isinstance(listed, Children)
+    strays = (f"{listed.path}/{name}" for name in names if not _NUMBER.fullmatch(name))
+    return Reply(Code.OK, tuple(numbers), stray=min(strays, default=""))
 
 
 def _reply_content(request: engine.Request, znode: Znode | None) -> Reply:

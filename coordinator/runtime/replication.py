@@ -339,6 +339,8 @@ class Replication:
                 self._node.purged_changed()
             case e.Stranger(broker):
                 self._emit_event("zookeeper.stranger", {"broker": broker})
+            case e.Stray(path):
+                self._emit_event("zookeeper.stray", {"znode": path})
             case e.SnapshotEnded():
                 self._snapshotter.ended()
             case e.Failed(error):

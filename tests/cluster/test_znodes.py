@@ -157,4 +157,22 @@ def test_brokers_of_kafka_are_no_nodes() -> None:
     reply = znodes.reply(engine.ReadNode(7), Contents((Znode(broker, 4, 11),)))
 
     assert (reply.code, reply.value, reply.owner) == (Code.OK, None, 11)
-    assert znodes.reply(engine.ListNodes(), Names(("7", "x", "1"))).value == (1, 7)
+
+
+def test_names_that_are_no_numbers_are_passed_over_and_told() -> None:
+    """Tools and people write there; a leader ended by what it had no need to read."""
+    names = Names(("7", "x", "1", "01", "9" * 5_000, "x2", "-1", "\u0661"))
+    replies = {
+        request: znodes.reply(request, names)
+        for request in (engine.ListNodes(), engine.ListLog(2, 5), engine.ListChunks(2, "s"))
+    }
+
+    assert {reply.value for reply in replies.values()} == {(1, 7)}
+    assert [reply.stray for reply in replies.values()] == [
+        "/brokers/ids/-1",
+        "/journals/2/log/0/-1",
+        "/journals/2/snapshots/s/-1",
+    ]
+    assert znodes.reply(engine.ListLog(2, None), Names(("1", "0"))) == Reply(
+        Code.OK, (0, 1_000_000)
+    )

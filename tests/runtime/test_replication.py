@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from coordinator.cluster import entries
+from coordinator.cluster import entries, znodes
 from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspended
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import SUCCESSOR_MS
@@ -922,6 +922,34 @@ async def test_a_node_comes_to_lead_the_topics_while_it_loads_them(
         await until(lambda: new.node.registry.refusal() is None and new.serves("g"))
 
         assert all(holds(new, topic) for topic in ("t", "u", "v"))
+
+
+async def test_what_somebody_puts_among_the_entries_counts_for_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """It is told once; a leader that looked for what to remove ended by it."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        log = f"/journals/{old.node.shard_of('g').partition % JOURNALS}/log"
+        strays = [f"{log}/notes", f"{log}/0/notes"]
+        made = znodes.Multi(tuple([znodes.Make(path, b"") for path in strays]))
+        here.ensemble.do(here.ensemble.connect(), made, None)
+        for offset in range(3):
+            assert await error_of(old.connect(), commit(offset)) == 0
+        for _ in range(2):
+            assert await error_of(old.connect(), CompactLogRequest()) == 0
+        await trio.sleep(1)
+        left = here.ensemble.names(f"{log}/0")
+        move(old, here.other_than(old))
+        new = await here.new_leader_of("g", old)
+        await trio.sleep(1)
+
+        assert left is not None
+        assert len(left) == 2  # And the newest entry.
+        for host in (old, new):
+            told = [fields["znode"] for fields in host.told("zookeeper.stray")]
+            assert sorted(told) == sorted(strays)
+        assert await error_of(new.connect(), commit(3)) == 0
 
 
 async def test_new_data_is_refused_before_the_ensemble_suffers(autojump_clock: MockClock) -> None:
