@@ -465,6 +465,7 @@ class ShardRunner(Generic[C]):
     def unload(self, now: Now) -> None:
         """Stop serving: 16 for what is parked; what was appended is answered when durable."""
         self.status = Status.CLOSED
+        self.unloads += 1
         if self.core.has_parked:
             self._leave(self.core.unload(now), now)
 

@@ -260,12 +260,13 @@ async def test_a_node_that_stops_hands_over_first(autojump_clock: MockClock) -> 
         parked = client.send(join("g", told.member_id, SESSION_MS))
         await trio.sleep(0.1)
         began_s = trio.current_time()
-        await old.node.drain()
-        new = await here.new_leader_of("g", old)
-        took_s = trio.current_time() - began_s
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(old.node.drain)
+            new = await here.new_leader_of("g", old)
+            took_s = trio.current_time() - began_s
         answer: Any = client.answers()[parked].response
 
-        assert took_s < 0.3
+        assert took_s < 0.1
         assert answer.error == ErrorCode.NOT_COORDINATOR
         # The join had begun a rebalance, which is soft: the last generation is what counts.
         assert await error_of(new.connect(), beat(member_id, generation)) == 0
@@ -496,7 +497,7 @@ async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: Mock
         resting = old.node.shard_of("g")
         assert resting.status is Status.FOLLOWING
         assert resting.core.hard_state() == held
-        assert old.node.totals.used("members") == 0
+        await until(lambda: old.node.totals.used("members") == 0)
         client = other.connect()
         assert await error_of(client, commit_of(member_id, generation, 8)) == 0
         await trio.sleep(0.2)

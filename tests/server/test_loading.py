@@ -93,6 +93,29 @@ async def test_a_partition_that_is_dropped_while_it_comes_to_rest_holds_nothing(
         assert runner.core.hard_state() == before
 
 
+async def test_a_node_may_stop_while_a_partition_comes_to_rest(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for what is forgotten anyway, and who is parked in what is left is answered."""
+    monkeypatch.setattr(shard, "_SLICE_RESTS", 1)
+    async with world("offsets.topic.num.partitions=1") as w:
+        client = w.connect()
+        for number in range(9):
+            assert await client.error(commit(7, group_id=f"g{number}")) == 0
+        parked = client.send(join("g8", await client.member_id("g8")))
+        await trio.testing.wait_all_tasks_blocked()
+        runner = w.node.shards[0]
+        runner.hand_over()
+        resting = runner.rest(w.node.now)
+        next(resting)
+        assert parked not in client.answers()
+        runner.unload(w.node.now())
+
+        assert list(resting) == []
+        answer: Any = (await client.answer(parked)).response
+        assert answer.error == ELSEWHERE
+
+
 async def test_a_commit_in_doubt_is_there_after_the_load(autojump_clock: MockClock) -> None:
     """It was appended, so it becomes durable; the load waits for that."""
     async with world() as w:
