@@ -64,6 +64,9 @@ BALANCE_EVERY_MS: Final = 10_000
 DRAIN_AGAIN_MS: Final = 200
 # So long a node that is to stop leads on until another one is ready.
 SUCCESSOR_MS: Final = 5_000
+# A format comes into use when all who are there have read it for so long: a node of an older
+# release that has only lost its session must not come back to what it can't read.
+FORMAT_AFTER_MS: Final = 60_000
 
 
 class Present(NamedTuple):
@@ -133,6 +136,8 @@ class ClusterNode:
         self._orphan_since_ms: dict[int, int] = {}
         self._claim_again_ms: dict[int, int] = {}
         self._hand_over_after_ms = 0
+        self._format = 0  # In which new entries are written, and since when a newer one might be.
+        self._newer_since_ms: int | None = None
         # Journals that are led from here once the topics are known: journal -> what is waited for.
         self._held: dict[int, _Held] = {}
         self._catch_up = 0
@@ -389,12 +394,24 @@ class ClusterNode:
             )
 
     def _common_format(self) -> int:
-        """Return the newest format that every node reads; the oldest until all are known."""
-        lowest, highest = self.formats
+        """Return the newest format that every node has read for a while; else the oldest."""
+        formats = [self.formats, *(one.registration.formats for one in self.nodes.values())]
+        oldest = max(lowest for lowest, _ in formats)
+        newest = max(oldest, min(highest for _, highest in formats))
         if not self._listed or self._listed - self.nodes.keys():
-            return lowest
-        registered = [present.registration.formats for present in self.nodes.values()]
-        return max(lowest, min([highest, *(their_highest for _, their_highest in registered)]))
+            return oldest  # Until all are known.
+        self._format = max(oldest, min(self._format, newest))
+        if self._format == newest:
+            self._newer_since_ms = None
+            return newest
+        if self._newer_since_ms is None:
+            self._newer_since_ms = self._now_ms
+        due_ms = self._newer_since_ms + FORMAT_AFTER_MS
+        if self._now_ms < due_ms:
+            self._work_at(due_ms)
+        else:
+            self._format = newest
+        return self._format
 
     # --- who leads what -----------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from coordinator.cluster import entries, znodes
 from coordinator.cluster.engine import Append, Reply, Request, SetLeader, Suspended
 from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
-from coordinator.cluster.node import SUCCESSOR_MS
+from coordinator.cluster.node import FORMAT_AFTER_MS, SUCCESSOR_MS
 from coordinator.cluster.znodes import entry_path
 from coordinator.log.errors import LogRefused
 from coordinator.runtime import replication
@@ -614,10 +614,33 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
                 asked = MoveJournalRequest(journal, number)
                 assert await error_of(leader.connect(), asked) == 0
             await until(partial(new.serves, "g"))
+            await trio.sleep(FORMAT_AFTER_MS / 1000)
             assert await error_of(new.connect(), commit(number)) == 0
 
         assert await fetched(new.connect()) == number
         assert formats_of(here, journal) == [1, 1, 2]
+
+
+async def test_an_old_node_that_has_only_lost_its_session_comes_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it was away all others read a newer format; it ended at the first entry in that."""
+    monkeypatch.setattr(entries, "FORMATS", (1, 2))
+    async with cluster(nodes=1) as here:
+        (old,) = here.hosts.values()
+        here.formats = (1, 2)
+        new = here.start(77)
+        await until(lambda: here.is_settled)
+        journal = old.node.shard_of("g").partition % JOURNALS
+        old.contact = Contact.CUT_OFF
+        here.end_session(old)
+        await until(lambda: new.serves("g"))
+        assert await error_of(new.connect(), commit(1)) == 0
+        old.contact = Contact.FINE
+        await until(lambda: old.machine.is_ready and here.is_settled)
+        assert await error_of(here.leader_of("g").connect(), commit(2)) == 0
+
+        assert formats_of(here, journal) == [1, 1]
 
 
 async def refusal_of(start: Callable[[], Awaitable[None]]) -> str:
