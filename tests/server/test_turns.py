@@ -88,6 +88,73 @@ async def test_a_long_request_is_decided_in_a_turn_of_its_own(autojump_clock: Mo
         assert 2 == len(client.answers())
 
 
+async def test_a_long_request_waits_for_the_answer_to_the_long_one_before(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others have on the disk is answered between two of them, and not behind 64."""
+    async with world() as w:
+        decided = make_costly(w, autojump_clock, monkeypatch)
+        client, friend = w.connect(), w.connect()
+        long = commit(1, *range(2_500), group_id=COSTLY)  # One read brings three of them.
+        w.slow_disk.hold()
+        for request in (long, beat(), long, long):
+            client.send(request)
+        await trio.testing.wait_all_tasks_blocked()
+        friend.send(commit())
+        await trio.testing.wait_all_tasks_blocked()
+        assert [COSTLY, "g", "g"] == decided
+
+        w.slow_disk.let_go()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [COSTLY, COSTLY] == decided[3:]
+        assert 4 == len(client.answers())
+
+
+async def test_what_is_short_does_not_wait_for_a_long_request(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats are heard while the disk has the commit that was sent before them."""
+    async with world() as w:
+        decided = make_costly(w, autojump_clock, monkeypatch)
+        client = w.connect()
+        w.slow_disk.hold()
+        client.send(commit(1, *range(5_000), group_id=COSTLY))
+        for _ in range(3):
+            client.send(beat())
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert [COSTLY, "g", "g", "g"] == decided
+
+
+async def test_a_commit_waits_for_two_long_turns_beside_a_client_that_asks_for_many(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One before it is read, and one while the disk has it."""
+    turn_s = 4 * SLICE_S
+    async with world() as w:
+        make_costly(w, autojump_clock, monkeypatch, slices=4)
+        greedy, friend = w.connect(), w.connect()
+        for _ in range(64):
+            greedy.send(commit(1, *range(5_000), group_id=COSTLY))
+        answered_s: list[float] = []
+        take = friend.transport.send_now
+
+        def note(data: bytes | bytearray) -> int:
+            answered_s.append(trio.current_time())
+            return take(data)
+
+        monkeypatch.setattr(friend.transport, "send_now", note)
+        waited_s: list[float] = []
+        while len(greedy.answers()) < 60:
+            began_s = trio.current_time()
+            friend.send(commit())
+            await until_soon(partial(has_answers, friend, len(waited_s) + 1))
+            waited_s.append(answered_s[-1] - began_s)
+
+        assert len(waited_s) > 20
+        assert max(waited_s) < 2.5 * turn_s
+
+
 async def until_soon(condition: Callable[[], bool], step_s: float = SLICE_S / 10) -> None:
     """Let time pass in small steps until *condition* holds."""
     for _ in range(10_000):
