@@ -18,8 +18,7 @@ another one. Who has used up a turn is *slow* from then on: it is not read when 
 it readable, but later, among the callbacks that `Poller.call_soon` keeps. So everybody whose
 requests cost little is served first in each round, and however many connections ask for much, all
 of them together get one slice of a round. A request that is long in bytes waits for such a turn,
-too: to read it has taken long already. And it waits until the long one before it is answered: while
-the disk works, the end of a flush that others wait for is not behind one long commit after another.
+too: to read it has taken long already.
 """
 
 from collections.abc import Callable, Iterator
@@ -460,7 +459,7 @@ class Session:
             self._is_slow = False
             self.readable()
             return
-        if self._must_pause() or (self._untaken and self._must_wait(self._untaken[0])):
+        if self._must_pause():
             return
         try:
             now = self._sessions.round_now()
@@ -494,7 +493,7 @@ class Session:
         clock_s = self._clock_s
         taken, must_pause, is_slow = 0, not calls and self._must_pause(), False
         for call in calls:
-            if call.size_bytes > _LONG_REQUEST_BYTES and (not is_own or self._must_wait(call)):
+            if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
                 break
             self._take(call, now)
             taken += 1
@@ -511,10 +510,6 @@ class Session:
             self.deadlines.between_frames(now.mono_ms)
         if self._is_timed:
             self._pay()
-
-    def _must_wait(self, call: SessionCall | BadRequest) -> bool:
-        """Say whether *call* is long, and so is one that has no answer yet."""
-        return _is_long(call) and any(map(_is_long, self.in_flight))
 
     def _end_turn(self, now_ms: int, *, must_pause: bool) -> None:
         if must_pause:
@@ -841,10 +836,6 @@ class Session:
             call.is_open = False
             self._count_parked(-1, -size_bytes)
             self._sessions.dispatcher.withdraw(call, self._now())
-
-
-def _is_long(call: SessionCall | BadRequest) -> bool:
-    return call.size_bytes > _LONG_REQUEST_BYTES
 
 
 class Deadlines:
