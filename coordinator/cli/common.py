@@ -91,13 +91,15 @@ _BYTES_AT_ONCE: Final = 64 * 1024
 _GROUPS_AT_ONCE: Final = 32
 # One of several nodes that hasn't said who it is after so long hangs: the next one is asked.
 _GREETING_S_MAX: Final = 5.0
-# While nobody leads what is asked about, or it is being loaded; a session's end takes some seconds.
+# While nobody leads what is asked about, or it is being loaded: a session's end takes some seconds.
 LEADER_POLL_S: Final = 0.2
 _NOT_YET: Final = {
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 }
+# To these nothing but 16 is no answer: to try again would be to do it again.
+_ONCE: Final = (m.MoveJournalRequest, m.ReloadPartitionRequest)
 FOR_EVER: Final = -1
 _MAYBE_TLS: Final = (
     " (maybe its listener is one for TLS: security.protocol in a file for --command-config)"
@@ -163,7 +165,8 @@ class Coordinator:
 
     It is connected at the first one, and anew after a failure. Any node is asked; where that
     isn't the one to ask (16, so nothing was done), the one that is. While there is none, or it
-    loads what it is asked about, it is asked again, for as long as it has for an answer.
+    was killed, or loads what it is asked about, it is asked again: in all for as long as it has
+    for an answer, and ten seconds at most.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Coordinator:
         self._known = tuple(addresses)  # The first one that is there is asked.
         self._timeout_s = timeout_s
         self._config = config
+        self._patience = _Patience(timeout_s)
         self._link_to: dict[Address, Link] = {}
         self._coordinators: dict[Key, _Place] = {}
 
@@ -210,14 +214,16 @@ class Coordinator:
         Raises:
             Unreachable: It can't be reached or doesn't answer in time.
         """
-        patience = _Patience(self._timeout_s)
         answers = self._exchange_all(requests, range(len(requests)))
-        late = [number for number in answers if _is_not_yet(answers[number])]
+        late = [number for number in answers if _is_not_yet(requests[number], answers[number])]
         while late:
             answers |= self._exchange_all(requests, self._find(requests, late, answers))
-            late = [number for number in late if _is_not_yet(answers[number])]
-            if late and not patience.wait():
+            late = [number for number in late if _is_not_yet(requests[number], answers[number])]
+            if late and not self._patience.wait():
                 break
+        for answer in answers.values():
+            if isinstance(answer, Unreachable):
+                raise answer
         return [_checked(answers[number]) for number in range(len(requests))]
 
     def ask_leaders(self, request: Request) -> list[Any]:
@@ -228,13 +234,12 @@ class Coordinator:
         Raises:
             As `ask`.
         """
-        patience = _Patience(self._timeout_s)
         while True:
             try:
                 return self._ask_leaders(request)
             except AskFailed as exc:
                 # Or somebody else has begun to lead: all over again.
-                if exc.code not in _NOT_YET or not patience.wait():
+                if exc.code not in _NOT_YET or not self._patience.wait():
                     raise
 
     def ask_nodes(self, *requests: Request) -> dict[_Place, Any]:
@@ -270,20 +275,26 @@ class Coordinator:
             return list(_pages(self.ask, request))
         answers: list[Any] = []
         for place, partitions in led.items():
-            answers += _pages(self._link(*place).ask, about_partitions(request, partitions))
+            answers += _pages(self._leader(place).ask, about_partitions(request, partitions))
         return answers
 
     def _exchange_all(
         self, requests: Sequence[Request], numbers: Iterable[int]
     ) -> dict[int, Response | AskFailed]:
         """Return the answers by the number of their request, of those that have these."""
+        answers: dict[int, Response | AskFailed] = {}
         of_link: dict[Link, list[int]] = {}
         for number in numbers:
             key = key_of(requests[number])
             place = None if key is None else self._coordinators.get(key)
-            link = self._any_link() if place is None else self._link(*place)
-            of_link.setdefault(link, []).append(number)
-        answers: dict[int, Response | AskFailed] = {}
+            try:
+                link = self._any_link() if place is None else self._leader(place)
+            except Unreachable as exc:
+                if not exc.code:
+                    raise
+                answers[number] = exc
+            else:
+                of_link.setdefault(link, []).append(number)
         for link, mine in of_link.items():
             try:
                 found = link.exchange([requests[number] for number in mine])
@@ -325,6 +336,20 @@ class Coordinator:
                     found += asked[key]
         return found
 
+    def _leader(self, place: _Place) -> "Link":
+        """Return a connection to a node that leads, as others say.
+
+        Raises:
+            Unreachable: With code 15, as nothing was asked of it: if it was killed, the others
+                find out in time.
+        """
+        link = self._link(*place)
+        try:
+            link.open(_GREETING_S_MAX)
+        except Unreachable as exc:
+            raise Unreachable(str(exc), ErrorCode.COORDINATOR_NOT_AVAILABLE) from exc
+        return link
+
     def _link(self, node_id: int, address: Address) -> "Link":
         """Return the connection to a node, which may be known by another address than its own."""
         for link in self._link_to.values():
@@ -361,14 +386,17 @@ class Coordinator:
 
 
 class _Patience:
-    """How long something is asked for again that nobody can answer yet."""
+    """How long a command asks again for what nobody can answer yet, in all."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._until_s = time.monotonic() + min(timeout_s, TIMEOUT_S)
+        self._left_s = min(timeout_s, TIMEOUT_S)
+        self._since_s: float | None = None
 
     def wait(self) -> bool:
         """Wait a little; return False at once when it has been long enough."""
-        is_left = time.monotonic() < self._until_s
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+        is_left = time.monotonic() - self._since_s < self._left_s
         if is_left:
             time.sleep(LEADER_POLL_S)
         return is_left
@@ -586,9 +614,10 @@ def _checked(response: Response | AskFailed) -> Response | AskFailed:
     return response
 
 
-def _is_not_yet(answer: Response | AskFailed) -> bool:
+def _is_not_yet(request: Request, answer: Response | AskFailed) -> bool:
     code = answer.code if isinstance(answer, AskFailed) else first_error(answer)
-    return code in _NOT_YET
+    codes = {ErrorCode.NOT_COORDINATOR} if isinstance(request, _ONCE) else _NOT_YET
+    return code in codes
 
 
 def describe_error(error: int, message: str | None = None) -> str:

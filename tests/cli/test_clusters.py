@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from coordinator.cli import common
 from coordinator.cli.main import main
+from coordinator.config import Address
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.group_ids import NODE_PARTITION
@@ -28,6 +29,7 @@ class Nodes:
         away: Those that nobody reaches.
         frozen: Those that are reached, and answer nobody.
         loading: The partitions that nobody can be told of yet.
+        answers: To what else is asked.
         connected: Who was connected to.
         together: Where nodes wait before they tell how they are, until all of them do.
         asked: What each was asked, but for who it is.
@@ -41,6 +43,7 @@ class Nodes:
         self.connected: list[int] = []
         self.together = threading.Barrier(1)
         self.loading: set[int] = set()
+        self.answers: dict[type, Callable[[int, Any], m.Response]] = {}
         self.host = "127.0.0.1"
         self.found: Callable[[], None] = lambda: None  # Called after each search.
         monkeypatch.setattr(socket, "create_connection", self._connect)
@@ -57,7 +60,7 @@ class Nodes:
         if isinstance(request, m.ApiVersionsRequest):
             return m.ApiVersionsResponse(0, (), "s", "c", node, 1)
         self.asked.append((node, request))
-        answers: dict[type, Callable[[int, Any], m.Response]] = {
+        answers: dict[type, Callable[[int, Any], m.Response]] = self.answers | {
             m.FindCoordinatorRequest: self._find,
             m.DescribeClusterRequest: self._cluster,
             m.DescribeNodeRequest: self._node,
@@ -235,6 +238,61 @@ def test_a_partition_that_stays_without_a_leader_is_told(nodes: Nodes, clock: Cl
         assert done.exit_code == 1
         assert "it has no leader (COORDINATOR_NOT_AVAILABLE)" in done.stderr
         assert 5 <= clock.now_s - began_s < 5.5
+
+
+@pytest.mark.parametrize("command", [("groups", "list"), ("groups", "rebalances", "1")])
+def test_a_leader_that_was_killed_is_waited_for(
+    nodes: Nodes, clock: Clock, command: Sequence[str]
+) -> None:
+    """Until its session ends the others name it."""
+    nodes.away = {2}
+    clock.at[103.0] = lambda: nodes.leaders.update(dict.fromkeys(nodes.leaders, 1))
+
+    assert run(*command).exit_code == 0
+    nodes.away = {1}
+    assert run(*command).exit_code == 69
+    assert 113 <= clock.now_s < 114
+
+
+def test_a_command_waits_once_however_many_groups_have_no_leader(
+    nodes: Nodes, clock: Clock
+) -> None:
+    """Of a thousand groups each would take ten seconds."""
+    nodes.leaders = {0: 1, 2: 2}
+    began_s = clock.now_s
+    failed = []
+    with common.Coordinator((Address("127.0.0.1", 1),), timeout_s=10) as coordinator:
+        for group_id in ("1", "3", "0", "4", "2", "5"):
+            try:
+                coordinator.ask(m.DescribeRebalancesRequest(group_id, 5))
+            except common.AskFailed as exc:
+                failed.append(exc.code)
+
+    assert failed == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 4
+    assert 10 <= clock.now_s - began_s < 11
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "answer"),
+    [
+        (("reload", "0"), m.ReloadPartitionRequest, m.ReloadPartitionResponse(14, None, -1, -1)),
+        (
+            ("cluster", "move", "0", "2", "--yes"),
+            m.MoveJournalRequest,
+            m.MoveJournalResponse(15, "journal 0 did not go to node 2"),
+        ),
+    ],
+)
+def test_what_was_tried_is_not_tried_again(
+    nodes: Nodes, command: Sequence[str], kind: type, answer: m.Response
+) -> None:
+    """Each move is a pause of groups, and each reload one more load."""
+    journal = m.DescribedJournal(0, 1, 7, 0, 1, 1, 1, 1, 1)
+    status = m.DescribeJournalsResponse(0, None, 1, True, 1, 1, 0, 10, (journal,))
+    nodes.answers = {kind: lambda *_: answer, m.DescribeJournalsRequest: lambda *_: status}
+
+    assert run(*command).exit_code == 1
+    assert len(nodes.asked_for(kind)) == 1
 
 
 def test_the_health_of_all_nodes_is_a_table(nodes: Nodes) -> None:
