@@ -372,10 +372,14 @@ class Node:
             nursery.start_soon(self._store.run, self)
             nursery.start_soon(self._run_janitor)
 
+    async def hand_over(self) -> None:
+        """Have others lead what this node leads, or find that nobody can; `drain` next."""
+        self.draining = True
+        await self._store.hand_over()
+
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
         self.draining = True
-        await self._store.hand_over()
         now = self.now()
         for runner in reversed(self._runner_of.values()):
             runner.unload(now)

@@ -433,9 +433,7 @@ async def _serve_logs(
             await _wait_for_stop_signal(reload)
             log.info("stopping")
             manager.stopping()
-            for listener in listeners:
-                listener.close()
-            clean = await _drain(node, server, settings.shutdown_timeout_ms)
+            clean = await _drain(node, server, listeners, settings.shutdown_timeout_ms)
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as failures:
         return _exit_status_of(failures)
@@ -599,12 +597,23 @@ def collector_at_rest() -> Iterator[None]:
         gc.enable()
 
 
-async def _drain(node: Node, server: Server, timeout_ms: int) -> bool:
-    """Return whether everything that was appended is on disk and answered."""
-    if not node.started:
-        return False
+async def _drain(
+    node: Node, server: Server, listeners: Sequence[SocketListener], timeout_ms: int
+) -> bool:
+    """Let nobody in any more; return whether all that was appended is on disk and answered.
+
+    Until others lead what this node leads, clients are sent here, and new ones let in: for a half
+    of the time at most.
+    """
     flushed = False
     with trio.move_on_after(timeout_ms / 1000):
+        if node.started:
+            with trio.move_on_after(timeout_ms / 1000 / 2):
+                await node.hand_over()
+        for listener in listeners:
+            listener.close()
+        if not node.started:
+            return False
         await node.drain()
         flushed = True
         await server.wait_sent()

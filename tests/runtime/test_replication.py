@@ -261,7 +261,7 @@ async def test_a_node_that_stops_hands_over_first(autojump_clock: MockClock) -> 
         await trio.sleep(0.1)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(old.node.drain)
+            nursery.start_soon(old.stop)
             new = await here.new_leader_of("g", old)
             took_s = trio.current_time() - began_s
         answer: Any = client.answers()[parked].response
@@ -293,7 +293,7 @@ async def test_nobody_waits_for_what_is_forgotten_behind_a_hand_over(
         await trio.sleep(0.1)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(old.node.drain)
+            nursery.start_soon(old.stop)
             new = await here.new_leader_of("g", old)
 
             assert trio.current_time() - began_s < 0.3
@@ -315,7 +315,7 @@ async def test_a_node_that_stops_leads_on_until_another_one_is_ready(
             lambda: sorted(peer.is_ready for peer in old.store.nodes()) == [False, False, True]
         )
         began_s = trio.current_time()
-        await old.node.drain()
+        await old.stop()
 
         assert trio.current_time() - began_s < 0.3
         assert {journal.role for journal in old.machine.journals} == {Role.FOLLOWING}
@@ -335,7 +335,7 @@ async def test_a_node_that_stops_waits_no_longer_than_it_says(
         told: Any = await ask(client, join("g", "", SESSION_MS))
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(old.node.drain)
+            nursery.start_soon(old.stop)
             await trio.sleep(SUCCESSOR_MS / 1000 - 0.1)
             assert await error_of(client, commit(1)) == 0
             parked = client.send(join("g", told.member_id, SESSION_MS))
@@ -353,7 +353,7 @@ async def test_nodes_that_all_stop_wait_for_none_of_them(autojump_clock: MockClo
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             for host in here.hosts.values():
-                nursery.start_soon(host.node.drain)
+                nursery.start_soon(host.stop)
 
         assert trio.current_time() - began_s < 1
 
@@ -476,7 +476,7 @@ async def test_whoever_is_parked_is_told_to_go_elsewhere(
             await trio.sleep(0.001)
         await happens(here, old, new)
         if stops:
-            here.nursery.start_soon(old.node.drain)
+            here.nursery.start_soon(old.stop)
             await trio.sleep(0.1)
         let_go.set()
         await until(lambda: all(sent in client.answers() for sent in parked), timeout_s=7)
@@ -603,7 +603,7 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
         journal = here.leader_of("g").node.shard_of("g").partition % JOURNALS
         for number in sorted(here.hosts):
             old = here.hosts[number]
-            await old.node.drain()
+            await old.stop()
             here.end_session(old)
             here.kill(old)
             here.formats = (1, 2)
@@ -941,7 +941,7 @@ async def test_a_node_comes_to_lead_the_topics_while_it_loads_them(
         new.contact = Contact.DEAF
         await register(old, "t", "u", "v")  # The first one's entry is trimmed.
         assert await error_of(old.connect(), CompactLogRequest()) == 0
-        await old.node.drain()
+        await old.stop()
         new.contact = Contact.FINE
         await until(lambda: new.node.registry.refusal() is None and new.serves("g"))
 

@@ -118,6 +118,11 @@ class Host:
         self.line.stirred = self.stir
         self.task: trio.lowlevel.Task  # Once it runs.
 
+    async def stop(self) -> None:
+        """Do what SIGTERM has a node do."""
+        await self.node.hand_over()
+        await self.node.drain()
+
     def _hear(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))
         self._cluster.heard(self, name, fields)

@@ -258,7 +258,7 @@ class Faults:
         if host is None:
             return
         with trio.move_on_after(5):
-            await host.node.drain()
+            await host.stop()
         self._end(host)
         self._world.end(host.line.session)
         await self._start_again(host)
