@@ -1,7 +1,8 @@
 """Who stands beside a good client: the many, the slow, those who log in, those who attack.
 
 As a process (``python -m bench.crowds '{"host": …}'``, a `Crowd`) it goes on until its input ends,
-and then prints what came of it. All of it is one thread, but for log-ins, of which each waits.
+and then prints what came of it. All of it is one thread, but for handshakes and log-ins, of which
+each waits.
 """
 
 import base64
@@ -10,6 +11,7 @@ import hmac
 import os
 import select
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -49,6 +51,7 @@ class Crowd:
         idle: Connections that have said hello and are silent.
         slow: As many again, of which half send a byte at a time, and half read slowly.
         attacks: Whether each kind of `ATTACKS` is asked for, 64 at a time.
+        handshakes: Threads that connect again and again, over TLS to whom `authority` certifies.
         log_ins: Threads that log in again and again, as `user` with `password`.
     """
 
@@ -57,6 +60,8 @@ class Crowd:
     idle: int = 0
     slow: int = 0
     attacks: bool = False
+    handshakes: int = 0
+    authority: str = ""
     log_ins: int = 0
     user: str = ""
     password: str = ""
@@ -243,35 +248,41 @@ def run(crowd: Crowd) -> dict[str, float]:
     """Go on until standard input ends.
 
     Returns:
-        Of each kind of attack its answers, of log-ins ``log_ins`` and ``log_in_p99_us``, and the
-        ``seconds`` that all of it took.
+        Of each kind of attack its answers, of handshakes and log-ins how many there were and their
+        p99 (``log_ins``, ``log_ins_p99_us``), and the ``seconds`` that all of it took.
 
     Raises:
         LoadError: The server ended a connection, or refused a log-in.
     """
-    allow_descriptors(crowd.idle + crowd.slow + crowd.log_ins + 64)
+    allow_descriptors(crowd.idle + crowd.slow + crowd.handshakes + crowd.log_ins + 64)
+    stranger = _Stranger(crowd)
     with ExitStack() as stack:
         crowding = _Crowding(crowd, stack)
-        log_ins = _LogIns(crowd)
+        strangers = (
+            _Again("handshakes", crowd.handshakes, stranger.shake_hands),
+            _Again("log_ins", crowd.log_ins, stranger.log_in),
+        )
         print("begun", flush=True)
         began_s = time.monotonic()
         crowding.run()
         seconds = time.monotonic() - began_s
         found = {f"{name}_answers": float(one.answers) for name, one in crowding.attacks.items()}
-        return {**found, **log_ins.stop(), "seconds": seconds}
+        for one in strangers:
+            found |= one.stop()
+        return {**found, "seconds": seconds}
 
 
-class _LogIns:
-    """Threads that connect, log in by SCRAM and leave, again and again."""
+class _Again:
+    """Threads that do something again and again."""
 
-    def __init__(self, crowd: Crowd) -> None:
+    def __init__(self, name: str, threads: int, once: Callable[[], None]) -> None:
         """Start them."""
-        self._crowd = crowd
+        self._name = name
+        self._once = once
         self._took_ns: list[int] = []
         self._failures: list[str] = []
         self._done = threading.Event()
-        self._salted: dict[bytes, bytes] = {}  # Like a client that remembers it: see RFC 5802, 5.1.
-        self._threads = [threading.Thread(target=self._run) for _ in range(crowd.log_ins)]
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -279,12 +290,45 @@ class _LogIns:
         while not self._done.is_set():
             began_ns = time.perf_counter_ns()
             try:
-                with closing(connect(self._crowd.host, self._crowd.port)) as talk:
-                    self._log_in(talk)
+                self._once()
             except (OSError, LoadError) as exc:
                 self._failures.append(str(exc))
                 return
             self._took_ns.append(time.perf_counter_ns() - began_ns)
+
+    def stop(self) -> dict[str, float]:
+        """Stop them; return what came of it. Raises LoadError."""
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failures:
+            raise LoadError(f"of the {self._name}, one failed: {self._failures[0]}")
+        if not self._threads:
+            return {}
+        if not self._took_ns:
+            raise LoadError(f"there were no {self._name}")
+        p99_us = latency_of(self._took_ns).p99_us
+        return {self._name: float(len(self._took_ns)), f"{self._name}_p99_us": p99_us}
+
+
+class _Stranger:
+    """Connects, proves who is who, and leaves."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+        self._trusting = (
+            ssl.create_default_context(cafile=crowd.authority) if crowd.authority else None
+        )
+        self._salted: dict[bytes, bytes] = {}  # Like a client that remembers it: see RFC 5802, 5.1.
+
+    def shake_hands(self) -> None:
+        """Have a handshake of TLS."""
+        connect(self._crowd.host, self._crowd.port, self._trusting).close()
+
+    def log_in(self) -> None:
+        """Log in by SCRAM."""
+        with closing(connect(self._crowd.host, self._crowd.port)) as talk:
+            self._log_in(talk)
 
     def _log_in(self, talk: Talk) -> None:
         (answer,) = ask([talk], [m.SaslHandshakeRequest(_MECHANISM)])
@@ -314,18 +358,6 @@ class _LogIns:
             found = hashlib.pbkdf2_hmac("sha256", password, salt, int(fields["i"]))
             self._salted[salt] = found
         return found
-
-    def stop(self) -> dict[str, float]:
-        """Stop them; return what came of it. Raises LoadError."""
-        self._done.set()
-        for thread in self._threads:
-            thread.join()
-        if self._failures:
-            raise LoadError(f"a log-in failed: {self._failures[0]}")
-        if not self._took_ns:
-            return {}
-        latency = latency_of(self._took_ns)
-        return {"log_ins": float(len(self._took_ns)), "log_in_p99_us": latency.p99_us}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from bench.processes import (
     Server,
     cpu_ns,
     daemon,
+    give_way,
     on_core,
     run_json,
 )
@@ -196,6 +197,7 @@ def _looking(server: Server) -> Iterator[Any]:
     process = subprocess.Popen(
         [sys.executable, "-c", script, server.address], stdout=subprocess.PIPE
     )
+    give_way(process)
     assert process.stdout is not None
     process.stdout.readline()  # The first is done: it is at work.
     try:
