@@ -275,7 +275,9 @@ class Coordinator:
             return list(_pages(self.ask, request))
         answers: list[Any] = []
         for place, partitions in led.items():
-            answers += _pages(self._leader(place).ask, about_partitions(request, partitions))
+            link = self._link(*place)
+            _greet(link)
+            answers += _pages(link.ask, about_partitions(request, partitions))
         return answers
 
     def _exchange_all(
@@ -287,15 +289,14 @@ class Coordinator:
         for number in numbers:
             key = key_of(requests[number])
             place = None if key is None else self._coordinators.get(key)
-            try:
-                link = self._any_link() if place is None else self._leader(place)
-            except Unreachable as exc:
-                if not exc.code:
-                    raise
-                answers[number] = exc
-            else:
-                of_link.setdefault(link, []).append(number)
+            link = self._any_link() if place is None else self._link(*place)
+            of_link.setdefault(link, []).append(number)
         for link, mine in of_link.items():
+            try:
+                _greet(link)
+            except Unreachable as exc:
+                answers |= dict.fromkeys(mine, exc)
+                continue
             try:
                 found = link.exchange([requests[number] for number in mine])
             except Unreachable:
@@ -336,20 +337,6 @@ class Coordinator:
                     found += asked[key]
         return found
 
-    def _leader(self, place: _Place) -> "Link":
-        """Return a connection to a node that leads, as others say.
-
-        Raises:
-            Unreachable: With code 15, as nothing was asked of it: if it was killed, the others
-                find out in time.
-        """
-        link = self._link(*place)
-        try:
-            link.open(_GREETING_S_MAX)
-        except Unreachable as exc:
-            raise Unreachable(str(exc), ErrorCode.COORDINATOR_NOT_AVAILABLE) from exc
-        return link
-
     def _link(self, node_id: int, address: Address) -> "Link":
         """Return the connection to a node, which may be known by another address than its own."""
         for link in self._link_to.values():
@@ -389,17 +376,30 @@ class _Patience:
     """How long a command asks again for what nobody can answer yet, in all."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._left_s = min(timeout_s, TIMEOUT_S)
+        self._total_s = min(timeout_s, TIMEOUT_S)
         self._since_s: float | None = None
 
     def wait(self) -> bool:
         """Wait a little; return False at once when it has been long enough."""
         if self._since_s is None:
             self._since_s = time.monotonic()
-        is_left = time.monotonic() - self._since_s < self._left_s
+        is_left = time.monotonic() - self._since_s < self._total_s
         if is_left:
             time.sleep(LEADER_POLL_S)
         return is_left
+
+
+def _greet(link: "Link") -> None:
+    """Connect to a node that leads, as others say.
+
+    Raises:
+        Unreachable: With code 15, as nothing was asked of it: if it was killed, the others find out
+            in time.
+    """
+    try:
+        link.open(_GREETING_S_MAX)
+    except Unreachable as exc:
+        raise Unreachable(str(exc), ErrorCode.COORDINATOR_NOT_AVAILABLE) from exc
 
 
 def _place(one: m.CoordinatorOfGroup | m.ClusterNode) -> _Place:

@@ -272,6 +272,22 @@ def test_a_command_waits_once_however_many_groups_have_no_leader(
     assert 10 <= clock.now_s - began_s < 11
 
 
+def test_a_leader_that_hangs_is_waited_for_once_for_all_groups_that_it_leads(
+    nodes: Nodes, clock: Clock
+) -> None:
+    """Five seconds for each of them would be minutes until another one leads."""
+    nodes.frozen = {2}
+    nodes.leaders = {0: 1, 1: 2, 2: 2}
+    clock.at[100.5] = lambda: nodes.leaders.update({1: 1, 2: 1})
+    requests = [m.DescribeRebalancesRequest(group_id, 5) for group_id in ("0", "1", "2")]
+    with common.Coordinator((Address("127.0.0.1", 1),), timeout_s=10) as coordinator:
+        answers = coordinator.ask_all(requests)
+        tries = len(nodes.asked_for(m.FindCoordinatorRequest)) - 1
+
+    assert [answer.error for answer in answers] == [0, 0, 0]
+    assert nodes.connected.count(2) == tries > 0
+
+
 @pytest.mark.parametrize(
     ("command", "kind", "answer"),
     [
