@@ -266,7 +266,7 @@ def _outline(message: type[msgspec.Struct]) -> _Outline:
         annotation: Any = msgspec.Raw
         item = next((_outline(part) for part in parts(field.type)), None)
         if item is not None and (item.arrays or item.parts):
-            annotation = RequestArray[item.layout] | None  # type: ignore[name-defined]  # As above.
+            annotation = RequestArray[item.layout] | None  # type: ignore[name-defined]  # Known only now.
             inner.append((get, item))
         elif _is_array(field.type):
             arrays.append((get, 1 if item is None else item.values))

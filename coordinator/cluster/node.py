@@ -168,13 +168,10 @@ class ClusterNode:
     @property
     def can_hand_over(self) -> bool:
         """Whether another node is ready, or may soon be, for which a drain waits a while."""
-        is_early = self._now_ms < self._leads_on_until_ms
+        if self._now_ms >= self._leads_on_until_ms:
+            return self.is_connected and bool(self._ready() - {self.node_id})
         others = [p.registration for node, p in self.nodes.items() if node != self.node_id]
-        return any(
-            is_early or (other.is_ready and self.is_connected)
-            for other in others
-            if not other.is_stopping
-        )
+        return not all(other.is_stopping for other in others)
 
     def journal_of(self, partition: int) -> ReplicatedJournal:
         """Return the journal in which *partition* lies."""

@@ -552,13 +552,16 @@ def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Repl
     if isinstance(request, engine.ListSnapshots):
         return Reply(Code.OK, tuple(sorted(names)))
     # Tools of Kafka may write here, and people.
-    numbers = sorted([int(name) for name in names if _NUMBER.fullmatch(name)])
+    own = list(filter(_NUMBER.fullmatch, names))
+    numbers = sorted(map(int, own))
     if isinstance(request, engine.ListLog) and request.index is None:
         numbers = [number * ENTRIES_PER_DIRECTORY for number in numbers]
-    listed = operation(request)
-    assert isinstance(listed, Children)
-    strays = (f"{listed.path}/{name}" for name in names if not _NUMBER.fullmatch(name))
-    return Reply(Code.OK, tuple(numbers), stray=min(strays, default=""))
+    stray = ""
+    if len(own) < len(names):
+        listed = operation(request)
+        assert isinstance(listed, Children)
+        stray = f"{listed.path}/{min(set(names).difference(own))}"
+    return Reply(Code.OK, tuple(numbers), stray=stray)
 
 
 def _reply_content(request: engine.Request, znode: Znode | None) -> Reply:
