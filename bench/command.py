@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import click
@@ -37,6 +38,11 @@ class Choice(NamedTuple):
     peers: frozenset[str]
 
 
+_TURNS: Final = 2
+# Of what `bench.load` measures.
+_LOADED: Final = ("server_cpu_us", "rate_per_s", "wrong", "unanswered", "differences")
+
+
 class Bench(ABC):
     """One run; collects samples by row.
 
@@ -59,6 +65,15 @@ class Bench(ABC):
     def keep(self, name: str, sample: Mapping[str, float | None]) -> None:
         """Add a repetition's sample of a row."""
         self.samples.setdefault(name, []).append(sample)
+
+    def keep_by_turns(self, loads: Mapping[str, Callable[[], Mapping[str, float]]]) -> None:
+        """Add the means of what each load by name comes to: what differs by a few per cent."""
+        turns: dict[str, list[Mapping[str, float]]] = {name: [] for name in loads}
+        for turn in range(_TURNS):
+            for name in list(loads)[:: 1 if turn % 2 else -1]:
+                turns[name].append(loads[name]())
+        for name, found in turns.items():
+            self.keep(name, {field: fmean(one[field] for one in found) for field in _LOADED})
 
     def close(self) -> None:
         """Stop what stayed."""

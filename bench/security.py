@@ -8,8 +8,8 @@ beside handshakes, log-ins, thousands of idle and slow connections, and an attac
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 import trustme
@@ -46,8 +46,6 @@ IDLE: Final = 2_000
 SLOW: Final = 200
 GROUPS: Final = 100_000
 RULES_COUNT: Final = 1_000
-# What rights cost is a few per cent, so the two are measured by turns.
-TURNS: Final = 2
 
 PLAIN: Final = "plain"
 TLS: Final = "tls"
@@ -223,18 +221,11 @@ class SecurityBench(Bench):
             self._daemon(f"{number}-{FREE}") as free,
             self._guarded(f"{number}-{RULES}") as (guarded, _),
         ):
-            self._by_turns({FREE: free, RULES: guarded}, window=64)
-            self._by_turns({FREE_ONE: free, RULES_ONE: guarded}, window=1)
-
-    def _by_turns(self, servers: Mapping[str, Server], window: int) -> None:
-        """Put the same load on one after the other, and keep the means."""
-        turns: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-        for turn in range(TURNS):
-            for name in list(servers)[:: 1 if turn % 2 else -1]:
-                turns[name].append(self._loaded(servers[name], window=window))
-        for name, found in turns.items():
-            fields = ("server_cpu_us", "rate_per_s", "wrong", "unanswered", "differences")
-            self.keep(name, {field: fmean(one[field] for one in found) for field in fields})
+            for window, rows in ((64, (FREE, RULES)), (1, (FREE_ONE, RULES_ONE))):
+                servers = zip(rows, (free, guarded), strict=True)
+                self.keep_by_turns(
+                    {row: partial(self._loaded, server, window=window) for row, server in servers}
+                )
 
     def _crowd(self, crowd: Crowd) -> AbstractContextManager[dict[str, float]]:
         return beside("bench.crowds", crowd, core=self.choice.cores.load)
