@@ -186,27 +186,57 @@ def with_bootstrap(lookup: Lookup, name: str, password: str, made_up: Lookup) ->
     return lambda who, mechanism: known[mechanism] if who == name else lookup(who, mechanism)
 
 
-class _ByScram:
-    """SCRAM without channel binding (RFC 5802)."""
+class _Claim:
+    """Who a client says that it is, and the credential of that user."""
 
     def __init__(self, mechanism: str, credential: Lookup, made_up: Lookup) -> None:
         self._mechanism = mechanism
         self._lookup = credential
         self._made_up = made_up
-        self._name = ""
-        self._is_known = False
+        self.name = ""
+        self.is_known = False
         self._found: Credential | None = None
-        self._turn: Callable[[str], Challenge | Accepted | Refused] = self._first
-        self._server = ScramMechanism(mechanism).make_server(self._credential)
+
+    def credential(self, name: str) -> Credential:
+        """Return the one of *name*, or one that is made up."""
+        # Both are made and looked for in any case: the work doesn't tell whether one is there.
+        likeness = self._made_up(name, self._mechanism)
+        found = self._lookup(name, self._mechanism)
+        assert likeness is not None
+        self.name = name
+        self._found = found
+        self.is_known = (
+            found is not None
+            and ITERATIONS_MIN <= found[3] <= ITERATIONS_MAX
+            and name_error(name, NAME_BYTES_MAX) is None
+        )
+        return found if found is not None and self.is_known else likeness
+
+    def is_good(self) -> bool:
+        """Say whether the credential is still the user's."""
+        return self._lookup(self.name, self._mechanism) == self._found
+
+
+class _ByScram:
+    """SCRAM without channel binding (RFC 5802).
+
+    Nothing that it has refers to it: what a log-in leaves would wait for the garbage collector.
+    """
+
+    def __init__(self, mechanism: str, credential: Lookup, made_up: Lookup) -> None:
+        self._mechanism = mechanism
+        self._claim = _Claim(mechanism, credential, made_up)
+        self._turn: Callable[[_ByScram, str], Challenge | Accepted | Refused] = _ByScram._first
+        self._server = ScramMechanism(mechanism).make_server(self._claim.credential)
 
     def step(self, data: bytes, wall_ms: int) -> Challenge | Accepted | Refused:
         """Take the client's first or final message; the time doesn't matter here."""
         del wall_ms
-        turn, self._turn = self._turn, self._over
+        turn, self._turn = self._turn, _ByScram._over
         if len(data) > AUTH_BYTES_MAX:
             return Refused(f"a message of {len(data)} bytes")
         try:
-            return turn(data.decode())
+            return turn(self, data.decode())
         except UnicodeDecodeError:
             return Refused("a message that is no UTF-8")
         except ScramException as exc:
@@ -214,42 +244,26 @@ class _ByScram:
             what = exc.server_error.value if exc.server_error is not None else "malformed message"
             return Refused(f"{self._mechanism}: {what}")
 
-    def _credential(self, name: str) -> Credential:
-        # Both are made and looked for in any case: the work doesn't tell whether one is there.
-        likeness = self._made_up(name, self._mechanism)
-        found = self._lookup(name, self._mechanism)
-        assert likeness is not None
-        self._name = name
-        self._found = found
-        self._is_known = (
-            found is not None
-            and ITERATIONS_MIN <= found[3] <= ITERATIONS_MAX
-            and name_error(name, NAME_BYTES_MAX) is None
-        )
-        return found if found is not None and self._is_known else likeness
-
     def _first(self, text: str) -> Challenge:
         self._server.set_client_first(text)
         answer: str = self._server.get_server_first()
-        self._turn = self._final
+        self._turn = _ByScram._final
         return Challenge(answer.encode())
 
     def _final(self, text: str) -> Accepted | Refused:
+        claim = self._claim
         try:
             self._server.set_client_final(text)
         except ScramException:
-            if not self._is_known:
+            if not claim.is_known:
                 return Refused(f"{self._mechanism}: no such user")
             raise
-        if not self._is_known:  # Nobody has a proof for a key that is made up.
+        if not claim.is_known:  # Nobody has a proof for a key that is made up.
             return Refused(f"{self._mechanism}: no such user")
-        if not self._is_good():
+        if not claim.is_good():
             return Refused(f"{self._mechanism}: the password was changed meanwhile")
         answer: str = self._server.get_server_final()
-        return Accepted(f"User:{self._name}", answer.encode(), None, self._is_good)
-
-    def _is_good(self) -> bool:
-        return self._lookup(self._name, self._mechanism) == self._found
+        return Accepted(f"User:{claim.name}", answer.encode(), None, claim.is_good)
 
     def _over(self, _text: str) -> Refused:
         return Refused("a message after the end")
