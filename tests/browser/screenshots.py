@@ -18,6 +18,7 @@ IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 SHOTS: Final = {
     "page-groups-light": ("#/", "table.groups tbody tr svg", "light", 1280, 800),
     "page-group-dark": ("#/groups/billing", ".partitions svg", "dark", 1280, 1340),
+    "page-group-phone": ("#/groups/billing", ".rebalances > li", "light", 390, 844),
 }
 
 

@@ -142,10 +142,13 @@ def test_the_order_stands_still_under_the_pointer(opened: OpenPage, served: Exit
     expect(page.locator(ROWS).first).to_contain_text(last)
 
 
-def test_why_it_rebalanced_is_told_in_a_sentence_each(opened: OpenPage, served: ExitStack) -> None:
-    """The question at night."""
+@pytest.mark.parametrize("width", [390, 1280])
+def test_why_it_rebalanced_is_told_in_a_sentence_each(
+    opened: OpenPage, served: ExitStack, width: int
+) -> None:
+    """The question at night, asked of a phone."""
     _, url = night(served)
-    page = opened(f"{url}/#/groups/billing")
+    page = opened(f"{url}/#/groups/billing", width=width)
     lines = page.locator(".rebalances > li")
 
     expect(lines).to_have_count(8)
@@ -154,10 +157,11 @@ def test_why_it_rebalanced_is_told_in_a_sentence_each(opened: OpenPage, served: 
     )
     expect(lines.nth(5).locator("p.cause")).to_have_text(
         "loader-2 (10.0.0.7) fell silent and was removed: "
-        "no heartbeat for 45.0 s, session timeout 45.0 s."
+        "no heartbeat for 45.0 s, session timeout 45.0 s.",
+        use_inner_text=True,
     )
     expect(lines.nth(5).locator(".late")).to_contain_text(
-        "loader-3 (10.0.0.8) came to join after 13 s."
+        "loader-3 (10.0.0.8) came to join after 13 s.", use_inner_text=True
     )
     expect(lines.nth(3)).to_contain_text("did not sync within 60 s and was removed")
 
