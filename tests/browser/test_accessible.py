@@ -40,3 +40,31 @@ def test_axe_finds_nothing(opened: OpenPage, url: str, theme: str, width: int) -
 
         assert [(path, one["id"], one["nodes"][0]["target"]) for one in found] == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_while_something_is_wrong(
+    opened: OpenPage, theme: str, width: int
+) -> None:
+    """The page is looked at most when the node is not well, a group rebalances, or all is lost."""
+    api = fake_api.many(20)
+    fake_api.eventful_night(api)
+    with fake_api.serving(api) as url:
+        page = opened(f"{url}/#/groups/billing", width=width, theme=theme)
+        expect(page.locator("#link-state")).to_have_text("live")
+        checks = [{"part": "disk", "ok": False, "reason": "a flush takes 7 s", "since": None}]
+        others = [{"node_id": 2, "address": "two:9310", "ready": True, "partitions": 17}]
+        api.tell("node", {**fake_api.node(), "checks": checks, "others": others})
+        fake_api.begin_rebalance(api, "billing")
+        expect(page.locator("#notice")).to_be_visible()
+        expect(page.locator("#elsewhere")).to_be_visible()
+        expect(page.locator(".state")).to_have_text("Joining")
+        looks = [Axe().run(page).response["violations"]]
+        api.problem = (503, "the log is loaded just now")
+        api.cut()
+        expect(page.locator("#notice")).to_contain_text("What is shown is of")
+        looks.append(Axe().run(page).response["violations"])
+
+        found = [(one["id"], one["nodes"][0]["target"]) for look in looks for one in look]
+        assert [] == found
