@@ -295,6 +295,7 @@ def test_a_name_is_only_ever_text(opened: OpenPage, served: ExitStack) -> None:
     shown = links.all_inner_texts()
 
     assert not [name for name in shown if re.search("[\u0000-\u001f\u200b\u202e]", name)]
+    assert [] == [name for name in shown if name != name.strip("\u3164 ") or "\u00a0" in name]
     assert max(map(len, shown)) <= 90
     assert len(set(shown)) == len(fake_api.HOSTILE)
 

@@ -1,7 +1,7 @@
 // Why did it rebalance? One line for each: the cause as a sentence, the phases to scale, the late.
 
 import { dot, el, redraw, unseen } from "./dom.js";
-import { causeOf, clockTime, dayOf, nameOf, setName, span, spanOfMs, timeOf, visible } from "./words.js";
+import { causeOf, clockTime, dayOf, nameOf, short, span, spanOfMs, timeOf, visible } from "./words.js";
 
 const REASON = 240; // Characters that are shown.
 const NAME = 40;
@@ -173,9 +173,8 @@ function sentence(one) {
 
 // A reason is what a client says, at any length; it may be in any script.
 function told(text) {
-  const node = el("bdi");
-  setName(node, text, { most: REASON });
-  return node;
+  const shown = short(text, REASON);
+  return el("bdi", { text: shown, title: shown === text ? null : visible(text) });
 }
 
 function who(member) {

@@ -8,27 +8,30 @@ const tenths = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFr
 
 // Whatever changes how the text around it looks, or can't be seen at all.
 const HIDDEN =
-  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+  /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]|(?! )\p{Zs}/gu;
+const EDGES = /^ +| +$/g;
 
-// A name as it can be shown: hidden characters as escapes, so that no two names look the same.
-export function visible(name) {
-  return name.replace(HIDDEN, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
-}
+const escaped = (text) => text.replace(/./gsu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
-export function short(name, most = CUT) {
-  const shown = visible(name.length > 4 * most ? name.slice(0, 4 * most) : name);
+// A text as it can be shown: hidden characters as escapes, so that no two look the same.
+export const visible = (text) => text.replace(HIDDEN, escaped);
+// A name stands alone, where a space at its edge can't be seen either.
+const visibleName = (name) => visible(name).replace(EDGES, escaped);
+
+export function short(text, most, show = visible) {
+  const shown = show(text.length > 4 * most ? text.slice(0, 4 * most) : text);
   // By characters, as half an emoji is none.
   const characters = Array.from(shown);
-  return characters.length > most || name.length > 4 * most
+  return characters.length > most || text.length > 4 * most
     ? `${characters.slice(0, most).join("")}…`
     : shown;
 }
 
-export const titleOf = (name) => short(name, 60);
+export const titleOf = (name) => short(name, 60, visibleName);
 
 // Write a name into `node`, cut if it is long; the whole is its title.
 export function setName(node, name, { title = null, most = CUT } = {}) {
-  const shown = short(name, most);
+  const shown = short(name, most, visibleName);
   setText(node, shown);
   setAttribute(node, "title", title ?? (shown === name ? null : visible(name)));
 }
