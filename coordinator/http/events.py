@@ -72,6 +72,8 @@ _COSTS: Final = 8
 _MOVING: Final = frozenset((GroupState.PREPARING, GroupState.COMPLETING))
 T = TypeVar("T", bound=views.View)
 _RETRY: Final = b"retry: 1000\n\n"
+# For whom the node isn't shown: that the connection is there.
+_BEAT: Final = b"event: beat\ndata: {}\n\n"
 _GROUP: Final = Parameter("group", "tells of this group also as alone")
 
 
@@ -274,7 +276,7 @@ class Hub:
         made = frame("node", await self._api.show_node(with_samples=False))
         async with self._sending:
             # Who may not go on is found here, if there is no other news.
-            await self._send(lambda one: made if one.viewer.sees_cluster else None)
+            await self._send(lambda one: made if one.viewer.sees_cluster else _BEAT)
 
     async def _tell_minutes(self) -> None:
         while True:

@@ -226,6 +226,27 @@ def test_a_lost_connection_is_told_and_what_was_missed_is_read_again(
     expect(page.locator(ROWS).first).to_contain_text("12,345,678")
 
 
+def test_a_connection_that_falls_silent_is_lost(opened: OpenPage, served: ExitStack) -> None:
+    """A machine without power says no goodbye; what it said last must not look as if it held."""
+    api, url = night(served)
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+    page.clock.install()
+    api.change("billing", lag=12_345_678)  # The page's clock is ours from what it hears next.
+    expect(page.locator(ROWS).first).to_contain_text("12,345,678")
+    page.clock.fast_forward(9_000)
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    api.flowing.clear()
+    page.clock.fast_forward(2_000)
+    page.clock.fast_forward(1_000)
+    expect(page.locator("#link-state")).to_have_text("not connected")
+    expect(page.locator("#notice")).to_contain_text("can’t be reached")  # noqa: RUF001 - as it stands on the page.
+    api.flowing.set()
+    expect(page.locator("#link-state")).to_have_text("live")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_a_coordinator_that_loads_is_asked_until_it_is_there(
     opened: OpenPage, served: ExitStack
 ) -> None:

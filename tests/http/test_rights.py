@@ -231,6 +231,7 @@ async def test_a_stream_tells_only_of_what_its_viewer_sees(autojump_clock: MockC
 
         assert ["mine"] == [one["id"] for told in browser.of("groups") for one in told["changed"]]
         assert [] == browser.of("node")
+        assert [{}, {}] == browser.of("beat")[:2]  # Silence would be a lost connection.
         assert b"id: " not in browser.received
         assert b"other" not in browser.received
 

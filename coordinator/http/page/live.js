@@ -1,6 +1,9 @@
 // What the daemon says: one question at a time, and the stream of what changes.
 
 const RETRY_MS = [1000, 2000, 4000, 8000];
+// The stream is never silent for more than two seconds, unless the other end or the way is gone
+// without a word, of which no browser tells.
+const SILENT_MS = 10_000;
 
 // The coordinator answered, and not with what was asked for.
 export class Problem extends Error {
@@ -44,6 +47,7 @@ export class Live {
     this.source = null;
     this.failed = 0;
     this.timer = null;
+    this.silence = null;
   }
 
   // Follow all groups, and *group* in detail if there is one; say if that begins with a hello.
@@ -60,6 +64,7 @@ export class Live {
     const query = this.group === null ? "" : `?group=${encodeURIComponent(this.group)}`;
     const source = new EventSource(`api/v1/events${query}`);
     this.source = source;
+    this.#heard();
     source.addEventListener("open", () => {
       this.failed = 0;
       this.onState("live");
@@ -75,10 +80,20 @@ export class Live {
         this.onRefused();
       }
     });
-    for (const name of ["hello", "groups", "group", "node", "minute"]) {
+    for (const name of ["hello", "groups", "group", "node", "minute", "beat"]) {
       source.addEventListener(name, (event) => {
-        if (this.source === source) this.onEvent(name, JSON.parse(event.data));
+        if (this.source !== source) return;
+        this.#heard();
+        this.onEvent(name, JSON.parse(event.data));
       });
     }
+  }
+
+  #heard() {
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => {
+      this.onState("lost");
+      this.#open();
+    }, SILENT_MS);
   }
 }
