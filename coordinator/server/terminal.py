@@ -154,7 +154,7 @@ class LogOutput:
         Raises:
             OSError: The file can't be opened; everything is as it was.
         """
-        file = open(path, "a", encoding="utf-8") if path else None  # noqa: SIM115, PTH123 - it stays open
+        file = open(path, "a", encoding="utf-8", opener=_open_at_once) if path else None  # noqa: SIM115 - it stays open
         out = file or self._stream
         is_text = form == "text" or (form == "auto" and out.isatty())
         structlog.configure(
@@ -183,6 +183,13 @@ class LogOutput:
         file, self._file = self._file, None
         if file is not None:
             self.printer.run(partial(_close, file))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file. Raises OSError also for a pipe that nobody reads: its open would wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _close(file: TextIO) -> None:

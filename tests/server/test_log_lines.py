@@ -146,6 +146,21 @@ def test_a_file_that_cannot_be_opened_leaves_the_log_where_it_is(tmp_path: Path)
     assert json.loads(path.read_text(encoding="utf-8"))["late_ms"] == 1
 
 
+def test_a_pipe_that_nobody_reads_cannot_be_opened(tmp_path: Path) -> None:
+    """To wait for a reader would hold up the event loop, and whoever is served."""
+    output, path = LogOutput(io.StringIO()), tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(OSError, match="No such device"):
+        output.configure(path=str(path))
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    output.configure(path=str(path))
+    log_event("stalled", {"late_ms": 1})
+    assert json.loads(os.read(reading, 1_000))["late_ms"] == 1
+    os.close(reading)
+    output.close()
+
+
 @contextmanager
 def unread_pipe(*, blocking: bool = True) -> Iterator[tuple[int, LogOutput]]:
     """Log into a pipe that nobody reads yet."""
