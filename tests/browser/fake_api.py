@@ -420,7 +420,7 @@ def hostile() -> FakeApi:
     api = FakeApi()
     for name in HOSTILE:
         samples = curve(rng, "steady", 100)
-        api.groups[name] = group(name, samples, seconds=1.0)
+        api.groups[name] = group(name, samples, seconds=1.0, lag=10**15)
         bad = member(name, name, 1, 1, 100, instance_id=name, id=name)
         owned = {
             "topic": name,

@@ -328,6 +328,8 @@ def test_a_name_is_only_ever_text(opened: OpenPage, served: ExitStack) -> None:
         assert page.title().endswith("· group coordinator")
         assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        facts = "[...document.querySelectorAll('.facts > div')]"
+        assert page.evaluate(f"{facts}.every(one => one.scrollWidth <= one.clientWidth)")
         page.keyboard.press("g")
         expect(links).to_have_count(len(fake_api.HOSTILE))
 
