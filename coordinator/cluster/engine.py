@@ -284,13 +284,16 @@ class ListLog:
 class Trim:
     """Remove the entries *first* to *last*, fenced. OK, FENCED; MISSING: a lost try did it.
 
-    *last* is below the newest entry, which must stay.
+    Attributes:
+        last: It is below the newest entry, which must stay.
+        has_stray: Something else lies in their directory: that stays, too.
     """
 
     journal: int
     version: int
     first: int
     last: int
+    has_stray: bool = False
 
 
 # --- Snapshots -----------------------------------------------------------------------------
@@ -363,7 +366,7 @@ class RemoveChunks:
     """Remove chunks of an older snapshot, fenced. OK, FENCED; MISSING: a lost try did it.
 
     Attributes:
-        is_last: Nothing of it is left then: remove its room, too.
+        is_last: Nothing at all is left then: remove its room, too.
     """
 
     journal: int

@@ -1135,12 +1135,9 @@ class ReplicatedJournal:
         """See where the log lies that the snapshot has, for those who read the changes."""
         if not self._keep_bytes:
             return
-        reply = yield ListLog(self.number, None)
-        assert reply is not None
-        reply = yield ListLog(self.number, min(reply.value))
-        assert reply is not None
+        oldest = yield from self._list_oldest()
         # Entry 0 is empty.
-        index, last = max(1, min(reply.value or (1,))), self._tail.applied
+        index, last = max(1, min(oldest.value or (1,))), self._tail.applied
         while index <= last:
             reply = yield ReadEntries(self.number, index, min(READ_CHUNKS_MAX, last - index + 1))
             assert reply is not None
@@ -1227,19 +1224,27 @@ class ReplicatedJournal:
         chunks = reply.value or ()
         for start in range(0, len(chunks) + 1, TRIM_ENTRIES_MAX):
             part = chunks[start : start + TRIM_ENTRIES_MAX]
-            is_last = start + TRIM_ENTRIES_MAX > len(chunks)
+            is_last = start + TRIM_ENTRIES_MAX > len(chunks) and not reply.stray
             yield RemoveChunks(self.number, self._fence, name, part, is_last)
 
     def _trim(self) -> Asking:
         """Remove what the snapshot has and nobody reads, but never the newest entry."""
         kept_from = self._tail.forget(self.snapshot.index, self._keep_bytes)
         last = min(kept_from - 1, self.snapshot.index, self._tail.applied - 1)
-        directories = (yield ListLog(self.number, None)).value
-        indexes = (yield ListLog(self.number, min(directories))).value
-        if indexes:
-            for first in range(indexes[0], last + 1, TRIM_ENTRIES_MAX):
+        oldest = yield from self._list_oldest()
+        if oldest.value:
+            for first in range(oldest.value[0], last + 1, TRIM_ENTRIES_MAX):
                 until = min(first + TRIM_ENTRIES_MAX - 1, last)
-                yield Trim(self.number, self._fence, first, until)
+                yield Trim(self.number, self._fence, first, until, bool(oldest.stray))
+
+    def _list_oldest(self) -> Generator[Request, Reply, Reply]:
+        """Return what lies in the first directory that isn't empty but for a stray."""
+        reply = yield ListLog(self.number, None)
+        for directory in reply.value:
+            reply = yield ListLog(self.number, directory)
+            if reply.value:
+                break
+        return reply
 
     def _set_purged(self, registry_version: int) -> Asking:
         yield SetPurged(self.number, self._fence, registry_version)

@@ -411,11 +411,11 @@ def _fence(journal: int, version: int) -> Change:
     return Check(leader_path(journal), version, _FENCE)
 
 
-def _removals(journal: int, first: int, last: int) -> Iterator[Change]:
-    for index in range(first, last + 1):
-        yield Remove(entry_path(journal, index), _REMOVED)
-        if not (index + 1) % ENTRIES_PER_DIRECTORY:
-            yield Remove(_directory_path(journal, index), _REMOVED)
+def _removals(request: engine.Trim) -> Iterator[Change]:
+    for index in range(request.first, request.last + 1):
+        yield Remove(entry_path(request.journal, index), _REMOVED)
+        if not ((index + 1) % ENTRIES_PER_DIRECTORY or request.has_stray):
+            yield Remove(_directory_path(request.journal, index), _REMOVED)
 
 
 def _confirm(request: engine.Confirm) -> Multi:
@@ -440,9 +440,7 @@ def _list_log(request: engine.ListLog) -> Children:
 
 
 def _trim(request: engine.Trim) -> Multi:
-    journal = request.journal
-    fence = _fence(journal, request.version)
-    return Multi((fence, *_removals(journal, request.first, request.last)))
+    return Multi((_fence(request.journal, request.version), *_removals(request)))
 
 
 def _write_chunk(request: engine.WriteChunk) -> Multi:

@@ -218,6 +218,8 @@ async def test_snapshots_are_written_installed_and_removed(zookeeper: Ensemble) 
         assert Reply(Code.OK, snapshot, 1) == found._replace(changed_ms=-1)
         assert Reply(Code.OK, (b"data",)) == await world.ask(ReadChunks(0, "new", 1, 8))
         assert Reply(Code.OK, (0, 1)) == await world.ask(ListChunks(0, "new"))
+        # Where something is left nothing is done at all.
+        assert Code.REFUSED is (await world.ask(RemoveChunks(0, version, "new", (0,), True))).code
         assert Code.OK is (await world.ask(RemoveChunks(0, version, "new", (0, 1), True))).code
         assert Reply(Code.OK, ()) == await world.ask(ListSnapshots(0))
         assert Code.OK is (await world.ask(SetPurged(0, version, 12))).code

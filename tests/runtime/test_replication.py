@@ -976,6 +976,33 @@ async def test_what_somebody_puts_among_the_entries_counts_for_nothing(
         assert await error_of(new.connect(), commit(3)) == 0
 
 
+async def test_what_somebody_puts_there_keeps_no_log_long(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it lies in stays; with it stayed all that was to be cleared away, for ever."""
+    monkeypatch.setattr(znodes, "ENTRIES_PER_DIRECTORY", 4)
+    async with cluster("cluster.tail.bytes=150") as here:
+        leader = here.leader_of("g")
+        number = leader.node.shard_of("g").partition % JOURNALS
+        journal = f"/journals/{number}"
+        strays = [f"{journal}/log/0/notes", f"{journal}/snapshots/x", f"{journal}/snapshots/x/y"]
+        made = znodes.Multi(tuple([znodes.Make(path, b"") for path in strays]))
+        here.ensemble.do(here.ensemble.connect(), made, None)
+        for offset in range(9):
+            assert await error_of(leader.connect(), commit(offset)) == 0
+            if offset % 3:
+                assert await error_of(leader.connect(), CompactLogRequest()) == 0
+        await trio.sleep(1)
+
+        left = [here.ensemble.names(f"{journal}/log/{directory}") for directory in range(3)]
+        assert [None if names is None else len(names) for names in left] == [1, None, 2]
+        assert here.ensemble.names(f"{journal}/snapshots/x") == ("y",)
+        new = here.start(77)
+        await until(lambda: new.machine.is_ready)
+        floors = [host.machine.journals[number].compacted_below for host in (leader, new)]
+        assert floors[0] == floors[1]
+
+
 async def test_new_data_is_refused_before_the_ensemble_suffers(autojump_clock: MockClock) -> None:
     """All logs together have a limit, which every node sees for itself."""
     async with cluster() as here:

@@ -39,6 +39,7 @@ from coordinator.cluster.znodes import (
     Make,
     Multi,
     Names,
+    Odd,
     Operation,
     Remove,
     Result,
@@ -58,7 +59,7 @@ _FIRST_SESSION = 0x1000
 
 
 class _Refused(Exception):
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure | None) -> None:  # None: there are znodes below it.
         super().__init__(failure)
         self.failure = failure
 
@@ -183,6 +184,8 @@ class Ensemble:
                 try:
                     self._apply(changes, session)
                 except _FailedAt as failed:
+                    if failed.failure is None:
+                        return Odd("there are znodes below it")
                     return Failed(failed.at, failed.failure)
                 return Applied()
             case Get(paths, watches):
@@ -243,6 +246,9 @@ class Ensemble:
         if now is None:
             raise _Refused(Failure.NO_NODE)
         if isinstance(change, Remove):
+            below = [f"{path}/{name}" for name in self._children.get(path, ())]
+            if any(after[one] if one in after else self.at(one) for one in below):
+                raise _Refused(None)
             after[path] = None
             return [_Step(path, is_made_or_removed=True)]
         if change.version not in (ANY_VERSION, now.version):
@@ -270,7 +276,7 @@ class Undone:
 
 
 class _FailedAt(Exception):
-    def __init__(self, at: int, failure: Failure) -> None:
+    def __init__(self, at: int, failure: Failure | None) -> None:
         super().__init__(at, failure)
         self.at, self.failure = at, failure
 
