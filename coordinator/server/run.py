@@ -598,7 +598,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 async def _drain(
-    node: Node, server: Server, listeners: Sequence[SocketListener], timeout_ms: int
+    node: Node, server: Server, listeners: Sequence[Listener], timeout_ms: int
 ) -> bool:
     """Let nobody in any more; return whether all that was appended is on disk and answered.
 

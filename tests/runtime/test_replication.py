@@ -21,6 +21,7 @@ from coordinator.log.errors import LogRefused
 from coordinator.runtime import replication
 from coordinator.runtime.logs import OutOfReach
 from coordinator.runtime.shard import Status
+from coordinator.server import run
 from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -345,6 +346,30 @@ async def test_a_node_that_stops_waits_no_longer_than_it_says(
 
         assert took_s == pytest.approx(SUCCESSOR_MS / 1000, abs=0.1)
         assert answer.error == ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_node_that_stops_and_still_leads_lets_clients_in(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else can serve them. Then the time that it has is half over, and the door closes."""
+    async with cluster(nodes=1) as here:
+        monkeypatch.setattr(ReplicatedJournal, "is_ready", False)
+        (old,) = here.hosts.values()
+        here.start(77)
+        await until(lambda: 77 in old.machine.nodes)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run._drain, old.node, old.server, [old.listener], 4_000)
+            await trio.sleep(1.9)
+            client = old.connect()
+            assert await error_of(client, commit(1)) == 0
+            await trio.sleep(0.2)
+            with pytest.raises(trio.ClosedResourceError):
+                old.connect()
+        refused = await error_of(client, commit(2))
+
+        assert trio.current_time() - began_s < 2.2
+        assert refused == ErrorCode.NOT_COORDINATOR
 
 
 async def test_nodes_that_all_stop_wait_for_none_of_them(autojump_clock: MockClock) -> None:
