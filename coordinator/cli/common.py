@@ -166,7 +166,7 @@ class Coordinator:
     It is connected at the first one, and anew after a failure. Any node is asked; where that
     isn't the one to ask (16, so nothing was done), the one that is. While there is none, or it
     was killed, or loads what it is asked about, it is asked again: in all for as long as it has
-    for an answer, and ten seconds at most.
+    for an answer, and ten seconds at most, until somebody is there.
     """
 
     def __init__(
@@ -216,11 +216,14 @@ class Coordinator:
         """
         answers = self._exchange_all(requests, range(len(requests)))
         late = [number for number in answers if _is_not_yet(requests[number], answers[number])]
+        has_waited = False
         while late:
             answers |= self._exchange_all(requests, self._find(requests, late, answers))
             late = [number for number in late if _is_not_yet(requests[number], answers[number])]
-            if late and not self._patience.wait():
+            if late and not (has_waited := self._patience.wait()):
                 break
+        if has_waited:
+            self._patience.renew()
         for answer in answers.values():
             if isinstance(answer, Unreachable):
                 raise answer
@@ -236,11 +239,14 @@ class Coordinator:
         """
         while True:
             try:
-                return self._ask_leaders(request)
+                answers = self._ask_leaders(request)
             except AskFailed as exc:
                 # Or somebody else has begun to lead: all over again.
                 if exc.code not in _NOT_YET or not self._patience.wait():
                     raise
+            else:
+                self._patience.renew()
+                return answers
 
     def ask_nodes(self, *requests: Request) -> dict[_Place, Any]:
         """Return what each node answers to *requests*, all asked at a time: one may hang.
@@ -373,7 +379,7 @@ class Coordinator:
 
 
 class _Patience:
-    """How long a command asks again for what nobody can answer yet, in all."""
+    """How long a command asks again for what nobody can answer yet: in all, until somebody does."""
 
     def __init__(self, timeout_s: float) -> None:
         self._total_s = min(timeout_s, TIMEOUT_S)
@@ -387,6 +393,10 @@ class _Patience:
         if is_left:
             time.sleep(LEADER_POLL_S)
         return is_left
+
+    def renew(self) -> None:
+        """Have as much again: what was waited for is there."""
+        self._since_s = None
 
 
 def _greet(link: "Link") -> None:

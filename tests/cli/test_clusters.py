@@ -272,6 +272,30 @@ def test_a_command_waits_once_however_many_groups_have_no_leader(
     assert 10 <= clock.now_s - began_s < 11
 
 
+@pytest.mark.parametrize(
+    ("ask", "about"),
+    [
+        (common.Coordinator.ask, m.DescribeRebalancesRequest("1", 5)),
+        (common.Coordinator.ask_leaders, m.ListGroupsRequest((), ())),
+    ],
+)
+def test_a_command_that_takes_long_waits_for_each_leader_anew(
+    nodes: Nodes,
+    clock: Clock,
+    ask: Callable[[common.Coordinator, m.Request], object],
+    about: m.Request,
+) -> None:
+    """In an upgrade each node pauses; what took minutes failed at the second of them."""
+    with common.Coordinator((Address("127.0.0.1", 1),), timeout_s=10) as coordinator:
+        for began_s in (200.0, 300.0):
+            clock.now_s = began_s
+            nodes.loading = {1}
+            clock.at[began_s + 9] = nodes.loading.clear
+            ask(coordinator, about)
+
+            assert began_s + 9 <= clock.now_s < began_s + 10
+
+
 def test_a_leader_that_hangs_is_waited_for_once_for_all_groups_that_it_leads(
     nodes: Nodes, clock: Clock
 ) -> None:
