@@ -188,6 +188,8 @@ def load(settings: Settings, wall_ms: int) -> Loaded:
         | ssl.OP_NO_COMPRESSION
         | ssl.OP_NO_TICKET
         | ssl.OP_CIPHER_SERVER_PREFERENCE
+        # Who only closes his end gets an alert else, in place of the answers that he waits for.
+        | ssl.OP_IGNORE_UNEXPECTED_EOF
     )
     # Connections are few and long. A ticket would be worth recording to who gets at its key later,
     # and one that nobody reads can reset a connection at its end.

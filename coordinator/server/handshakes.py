@@ -11,7 +11,8 @@ idle daemon they get all of it.
 
 Sessions know nothing of this: their listener is a `TlsListener`, whose connections are encrypted
 and have a principal already. They are counted here, all listeners together, and when there are too
-many, the next ones wait in the system's queue.
+many, the next ones wait in the system's queue. No address has more than three quarters of them:
+further ones of it are closed, or others would wait behind its silent connections for ever.
 
 A peer has `TIMEOUT_S` to say something, and as much again after each answer of ours: two or three
 times in all. What is ready by then is looked at before anyone is called silent, so nobody is closed
@@ -19,7 +20,7 @@ because we were slow.
 """
 
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
@@ -30,6 +31,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever
+from coordinator.server.session import most_of_address
 from coordinator.server.transport import (
     NETWORK_ERRORS,
     Listener,
@@ -91,8 +93,9 @@ class TlsListener:
             if self._is_over:
                 raise trio.ClosedResourceError
             await self._changed.wait()
-        self._handshakes.let_go()
-        return self._ready.popleft()
+        transport = self._ready.popleft()
+        self._handshakes.let_go(transport)
+        return transport
 
     def put(self, transport: TlsTransport) -> None:
         """Let it be accepted."""
@@ -106,8 +109,9 @@ class TlsListener:
 
     def _tell(self) -> None:
         while self._is_over and self._ready:
-            self._handshakes.let_go()
-            self._ready.popleft().close()
+            transport = self._ready.popleft()
+            self._handshakes.let_go(transport)
+            transport.close()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -186,6 +190,7 @@ class Handshakes:
         self._telemetry = environment.telemetry
         self._share = Share(lambda: self._telemetry.received_bytes, clock_s)
         self._under_way: dict[_Handshake, None] = {}  # By when they must have said something.
+        self._count_of: Counter[str] = Counter()  # By address, as the next.
         self._count = 0  # Those that nobody has accepted yet included.
         self._has_room = trio.Event()
         self._has_room.set()
@@ -231,7 +236,10 @@ class Handshakes:
             return
         self._under_way[handshake] = None
         self._count += 1
-        if self._count >= self._at_most:
+        self._count_of[inner.peer] += 1
+        if self._count_of[inner.peer] > most_of_address(self._at_most):
+            self.refuse(handshake, REFUSED, "its address has three quarters of all handshakes")
+        elif self._count >= self._at_most:
             self._has_room = trio.Event()
 
     def wait_for(self, handshake: _Handshake) -> None:
@@ -273,16 +281,19 @@ class Handshakes:
         count(self._telemetry.handshakes, result)
         transport = handshake.transport
         transport.close()
-        self.let_go()
+        self.let_go(transport)
         if reason is not None:
             self._warn("handshake.refused", transport.peer, reason=reason)
 
     def _forget(self, handshake: _Handshake) -> None:
         self._under_way.pop(handshake, None)
 
-    def let_go(self) -> None:
+    def let_go(self, transport: Transport) -> None:
         """Count one less."""
         self._count -= 1
+        self._count_of[transport.peer] -= 1
+        if not self._count_of[transport.peer]:
+            del self._count_of[transport.peer]
         self._has_room.set()
 
 

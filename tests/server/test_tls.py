@@ -21,7 +21,7 @@ from coordinator.server.handshakes import TIMEOUT_S, Handshakes, TlsListener
 from coordinator.server.run import max_connections, max_handshakes
 from coordinator.server.transport import RECORD_BYTES, Listener, TlsTransport
 from protocol.connection import ClientConnection
-from protocol.messages import HeartbeatResponse, ListGroupsRequest
+from protocol.messages import HeartbeatResponse, ListGroupsRequest, OffsetCommitResponse
 from tests.fakes.disk import Disk
 from tests.fakes.tls import (
     HOST,
@@ -225,12 +225,13 @@ class Guarded(World):
         self.events.append((name, fields))
 
     def _warn(self, event: str, peer: str, **fields: Any) -> None:
-        assert (event, peer) == ("handshake.refused", "192.0.2.1")
+        assert event == "handshake.refused"
+        assert peer.startswith("192.0.2.")
         self.warned.append(fields["reason"])
 
-    def arrive(self) -> MemoryTransport:
+    def arrive(self, address: str = "192.0.2.1") -> MemoryTransport:
         """Return the test's end of a new connection."""
-        wire = MemoryTransport()
+        wire = MemoryTransport(address)
         self.listener.arrive(wire)
         return wire
 
@@ -308,6 +309,28 @@ async def test_a_request_right_behind_the_handshake_is_answered(
         peer.turn()
 
         assert len(connection.receive(bytes(peer.heard))) == 2
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_who_closes_his_end_behind_a_request_is_answered(
+    tmp_path: Path, autojump_clock: object, says_so: bool
+) -> None:
+    """Else the answer to the last commit is lost; with TLS's word for the end or without."""
+    async with guarded(tmp_path) as here:
+        peer = await here.shake()
+        connection = ClientConnection()
+        peer.say(connection.send(commit())[1])
+        if says_so:
+            peer.say_no_more()
+        peer.take()
+        peer.put()
+        peer.wire.end()
+        await settle()
+        peer.take()
+
+        (answer,) = connection.receive(bytes(peer.heard))
+        assert type(answer.response) is OffsetCommitResponse
+        assert peer.wire.closed
 
 
 async def test_a_client_is_who_its_certificate_says(tmp_path: Path, autojump_clock: object) -> None:
@@ -436,6 +459,24 @@ async def test_a_handshake_that_stalls_is_ended_after_five_seconds(
         assert here.ended() == {"stalled": 1}
 
 
+async def test_silent_connections_of_one_address_shut_nobody_else_out(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """They would hold all places, and those behind them the system's queue, again and again."""
+    async with guarded(tmp_path) as here:
+        silent = [here.arrive("192.0.2.9") for _ in range(100)]
+        await settle()
+        assert [wire.closed for wire in silent] == [False] * 3 + [True] * 97
+        assert await here.serves(await here.shake())
+        assert trio.current_time() < TIMEOUT_S
+
+        await trio.sleep(TIMEOUT_S + 0.1)
+        later = here.arrive("192.0.2.9")
+        await settle()
+        assert not later.closed
+        assert here.ended() == {"done": 1, "refused": 97, "stalled": 3}
+
+
 async def test_who_answers_in_time_may_take_longer_in_all(
     tmp_path: Path, autojump_clock: object
 ) -> None:
@@ -481,7 +522,7 @@ async def test_who_only_looks_whether_the_port_is_open_is_no_news(
 async def test_only_so_many_shake_hands_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
     """Each has a descriptor and some memory; the next ones wait outside, and lose nothing."""
     async with guarded(tmp_path) as here:
-        silent = [here.arrive() for _ in range(4)]
+        silent = [here.arrive(f"192.0.2.{n}") for n in range(4)]
         late = TlsPeer(here.arrive())
         late.turn()
         await settle()
@@ -498,7 +539,7 @@ async def test_only_so_many_shake_hands_at_a_time(tmp_path: Path, autojump_clock
 async def test_handshakes_rest_while_clients_ask(tmp_path: Path, autojump_clock: object) -> None:
     """A crowd of them gets a fifth of the time, one by one, and none waits for nothing."""
     async with guarded(tmp_path) as here:
-        crowd = [TlsPeer(here.arrive()) for _ in range(4)]
+        crowd = [TlsPeer(here.arrive(f"192.0.2.{n}")) for n in range(4)]
         await settle()
         shake_hands = TlsTransport.shake_hands
         at_s: list[float] = []
