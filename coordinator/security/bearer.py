@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -44,10 +44,16 @@ class TokenRefused(Exception):
 
 
 class Bearing(NamedTuple):
-    """Whom a token is for, and until when, where it ends at all."""
+    """Whom a token is for, and until when, where it ends at all.
+
+    Attributes:
+        digest: Of a static one; None of a signed one.
+
+    """
 
     name: str
     expires_wall_ms: int | None
+    digest: bytes | None = None
 
 
 class Rules(NamedTuple):
@@ -70,21 +76,17 @@ class Rules(NamedTuple):
 # --- Static tokens ----------------------------------------------------------------------
 
 
-class StaticToken(NamedTuple):
-    """A token that is known by its hash."""
-
-    digest: bytes
-    bearing: Bearing
-
-
 class StaticTokens:
     """All of one file. To look for one takes as long whether it is there or not."""
 
-    def __init__(self, tokens: tuple[StaticToken, ...] = ()) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Iterable[Bearing] = ()) -> None:
+        self._tokens = frozenset(tokens)
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def __contains__(self, bearing: Bearing) -> bool:
+        return bearing in self._tokens
 
     @classmethod
     def parse(cls, text: str) -> "StaticTokens":
@@ -106,12 +108,12 @@ class StaticTokens:
         digest = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         found = None
         for one in self._tokens:  # All of them, so that the time tells nothing.
-            if hmac.compare_digest(one.digest, digest):
-                found = one.bearing
+            if one.digest is not None and hmac.compare_digest(one.digest, digest):
+                found = one
         return found
 
 
-def _static(number: int, words: list[str]) -> StaticToken:
+def _static(number: int, words: list[str]) -> Bearing:
     if len(words) not in {2, 3} or not _SHA256.fullmatch(words[1]):
         # What stands there may be the token itself.
         raise BadFile(f"line {number} isn't: NAME SHA256-IN-HEX [END]")
@@ -125,7 +127,7 @@ def _static(number: int, words: list[str]) -> StaticToken:
             raise BadFile(f"line {number}: the end is no time like 2027-01-31T00:00:00Z") from None
         end = end if end.tzinfo is not None else end.replace(tzinfo=UTC)
         expires_wall_ms = round(end.timestamp() * 1000)
-    return StaticToken(bytes.fromhex(words[1]), Bearing(words[0], expires_wall_ms))
+    return Bearing(words[0], expires_wall_ms, bytes.fromhex(words[1]))
 
 
 # --- Keys of an issuer ------------------------------------------------------------------
@@ -298,6 +300,10 @@ class Bearer:
         if found.expires_wall_ms is not None and wall_ms >= found.expires_wall_ms:
             raise TokenRefused("it has expired")
         return found
+
+    def has(self, bearing: Bearing) -> bool:
+        """Say whether a token is still in its file; a signed one has an end instead."""
+        return bearing.digest is None or bearing in self._tokens()
 
 
 def _judged(payload: bytes, rules: Rules, wall_ms: int) -> Bearing:

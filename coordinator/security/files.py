@@ -41,7 +41,7 @@ class WatchedFile(Generic[T]):
         """
         self.path = path
         self._parse = parse
-        self._seen = look_at(self.path)
+        self._latest = self._seen = look_at(self.path)
         self.value = self._read()
 
     def __call__(self) -> T:
@@ -51,13 +51,15 @@ class WatchedFile(Generic[T]):
     def refresh(self, *, force: bool = False) -> bool:
         """Read it if it has changed, or if *force* says so; return whether it was taken.
 
-        Each change is read once: a bad one is told once.
+        Who replaces it may still be writing, so a change is read when the next look finds nothing
+        newer. Each is read once: a bad one is told once.
 
         Raises:
             BadFile: It makes no sense; what was in force stays so.
         """
         look = look_at(self.path)
-        if look == self._seen and not force:
+        is_at_rest, self._latest = look == self._latest, look
+        if not force and (look == self._seen or not is_at_rest):
             return False
         self._seen = look
         self.value = self._read()

@@ -17,6 +17,7 @@ ask for is bounded here, as either may be anybody's.
 
 import hmac
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from scramp import ScramException, ScramMechanism
@@ -291,7 +292,8 @@ class _ByBearer:
             return Refused(f"{OAUTHBEARER}: {why}")
         if identity not in {"", found.name}:
             return Refused(f"{OAUTHBEARER}: the token of another than whom the client asks to be")
-        return Accepted(f"User:{found.name}", b"", found.expires_wall_ms)
+        is_good = partial(self._bearer.has, found)
+        return Accepted(f"User:{found.name}", b"", found.expires_wall_ms, is_good)
 
 
 def _token_in(text: str) -> tuple[str, str]:
@@ -341,7 +343,7 @@ class LogIn:
         return self.principal is not None and self._conversation is None
 
     def is_good(self) -> bool:
-        """Say whether what was shown is still right: the password is the same, say."""
+        """Say whether what was shown is still right: the same password, or a token in its file."""
         return self._is_good()
 
     def handshake(self, request: SaslHandshakeRequest) -> SaslHandshakeResponse:

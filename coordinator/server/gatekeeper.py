@@ -20,9 +20,10 @@ joined with them. To others they are unknown. Who may ALTER the group may take m
 
 *How much he takes.* `coordinator.server.throttles` keeps it, for all sessions of a principal.
 
-What somebody may ends with what he has shown: a session whose log-in or certificate is over, or
-whose user has another password or none, is closed. While rules and users are loaded, everybody gets
-14: to be called a stranger would end a client that only came too early.
+What somebody may ends with what he has shown: a session is closed when its log-in or certificate
+is over, when its user has another password or none, or its static token is in no file any more.
+While rules and users are loaded, everybody gets 14: to be called a stranger would end a client that
+only came too early.
 """
 
 import heapq
@@ -293,7 +294,7 @@ class Gate:
             return "its log-in or certificate has ended"
         knows_users = self._keeper.knows_users()  # Else nobody would have a password.
         if self._log_in is not None and knows_users and not self._log_in.is_good():
-            return "its user has another password, or none"
+            return "its password or token is in force no more"
         return None
 
     # --- requests -----------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_a_static_token_is_known_by_its_hash() -> None:
     tokens = StaticTokens.parse(lines)
     bearer = Bearer(tokens=lambda: tokens)
 
-    assert bearer.look("s3cret", NOW_MS) == Bearing("etl", None)
+    assert bearer.look("s3cret", NOW_MS)[:2] == ("etl", None)
     assert bearer.look("o", NOW_MS - 1).name == "old"
     with pytest.raises(TokenRefused, match="expired"):
         bearer.look("o", NOW_MS)
@@ -230,25 +230,35 @@ def test_a_file_that_changes_is_read_anew_and_a_bad_one_is_not_taken(tmp_path: P
     file = WatchedFile(path, StaticTokens.parse)
     bearer = Bearer(tokens=file)
     assert not file.refresh()
+    before = bearer.look("one", NOW_MS)
 
+    path.write_text(f"a {hashed('one')}\nb")  # Somebody is writing.
+    assert not file.refresh()
     path.write_text(f"b {hashed('other')} # longer")
+    assert not file.refresh()
+    assert bearer.has(before)
     assert file.refresh()
+    assert not bearer.has(before)
     assert bearer.look("other", NOW_MS).name == "b"
     path.write_text("b secret-by-mistake")
+    assert not file.refresh()
     with pytest.raises(BadFile, match="tokens: line 1") as caught:
         file.refresh()
     assert "secret" not in str(caught.value)
     assert not file.refresh()
     path.unlink()
+    assert not file.refresh()
     with pytest.raises(BadFile, match="No such file"):
         file.refresh()
     assert bearer.look("other", NOW_MS).name == "b"
     with pytest.raises(BadFile, match="No such file"):
         file.refresh(force=True)
     path.write_bytes(b"\xff")
+    assert not file.refresh()
     with pytest.raises(BadFile, match="UTF-8"):
         file.refresh()
     os.truncate(path, 2 * 1024 * 1024)
+    assert not file.refresh()
     with pytest.raises(BadFile, match="more than 1048576 bytes"):
         file.refresh()
 

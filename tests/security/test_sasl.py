@@ -243,7 +243,8 @@ def test_who_has_the_token_is_let_in(message: bytes) -> None:
     """In the forms that RFC 7628 allows."""
     found = authenticator().begin("OAUTHBEARER").step(message, NOW_MS)
 
-    assert found == Accepted("User:etl", b"", None)
+    assert isinstance(found, Accepted)
+    assert found[:3] == ("User:etl", b"", None)
 
 
 @pytest.mark.parametrize(

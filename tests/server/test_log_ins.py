@@ -356,6 +356,29 @@ async def test_a_token_ends_the_connection_with_it(
         assert client.transport.closed
 
 
+async def test_a_token_that_is_taken_out_of_its_file_ends_its_connections(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever takes it out, as it was stolen say, wants its bearer to be gone."""
+    tokens = tmp_path / "tokens"
+    hashes = [hashlib.sha256(word.encode()).hexdigest() for word in ("token", "other")]
+    tokens.write_text(f"etl {hashes[0]}\nbob {hashes[1]}\n")
+    settings = ("sasl.enabled.mechanisms=OAUTHBEARER", f"sasl.tokens.file={tokens}")
+    async with guarded(tmp_path, *settings) as here:
+        clients = [here.connect(), here.connect()]
+        for client, word in zip(clients, ("token", "other"), strict=True):
+            await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))
+            said = m.SaslAuthenticateRequest(f"n,,\x01auth=Bearer {word}\x01\x01".encode())
+            assert (await step(client, said)).error == 0
+        tokens.write_text(f"bob {hashes[1]}\n")
+        assert here.log_ins is not None
+        here.log_ins.watch()
+        here.log_ins.watch()
+        await trio.sleep(2)
+
+        assert [client.transport.closed for client in clients] == [True, False]
+
+
 async def test_while_users_are_loaded_a_log_in_is_told_to_come_back(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
