@@ -1,11 +1,11 @@
 """OffsetCommit and OffsetFetch: nearly every request is one of these."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 from coordinator.group.core import Caller, Core, Now, Outcome
 from coordinator.group.group import Group
-from coordinator.group.lag import numbers_in_order
+from coordinator.group.lag import in_order, numbers_in_order
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
 from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
 from coordinator.group.refusals import member_refusal
@@ -249,16 +249,23 @@ def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | Non
 
 
 def fetch_all(
-    core: Core, group_id: str, max_bytes: int
+    core: Core, group_id: str, sees_topic: Callable[[str], bool], max_bytes: int
 ) -> Generator[None, None, GroupOffsets | None]:
-    """Return all committed offsets of a group as they are now, in slices; None as `fetch`."""
+    """Return all committed offsets of a group as they are now, in slices; None as `fetch`.
+
+    They are of the topics that *sees_topic* shows.
+    """
     group = core.groups.get(group_id)
     stored = {} if group is None else group.offsets
     # What commits change is which offsets there are, and never one of them.
-    seen = {topic: dict(stored[topic].offsets) for topic in sorted(stored)}
+    seen = {topic: dict(one.offsets) for topic, one in stored.items()}
     room_bytes = max_bytes
     topics = []
-    for topic, offsets in seen.items():
+    for topic in (yield from in_order(seen)):
+        offsets = seen[topic]
+        if not sees_topic(topic):
+            yield
+            continue
         partitions = yield from numbers_in_order(offsets)
         packed = PackedArray()
         for at in range(0, len(partitions), _SLICE_OFFSETS):

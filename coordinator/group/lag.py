@@ -21,7 +21,7 @@ every load.
 
 import bisect
 import heapq
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice
 from math import inf
 from typing import Final, NamedTuple
@@ -303,16 +303,21 @@ class Summaries:
         self._order.forget()
 
     def after(
-        self, group_id: str, request: SummarizeGroupsRequest, now_ms: int, turn: Turn
+        self,
+        group_id: str,
+        request: SummarizeGroupsRequest,
+        sees_group: Callable[[str], bool],
+        now_ms: int,
+        turn: Turn,
     ) -> Iterator[GroupSummary | None]:
         """Yield the groups that are asked for, from the one after *group_id* on ("": the first).
 
-        It yields None whenever *turn* is over.
+        They are of those that *sees_group* shows. It yields None whenever *turn* is over.
         """
         states = frozenset(state.lower() for state in request.states)
         order = yield from self._order.group_ids(is_first_page=not group_id)
         for at in range(bisect.bisect_right(order, group_id), len(order)):
-            group = self._core.groups.get(order[at])
+            group = self._core.groups.get(order[at]) if sees_group(order[at]) else None
             if group is not None and self._is_wanted(group, request.pattern, states):
                 total = yield from total_lag(self._core, group, turn)
                 yield _summary(group, total, request.max_samples, now_ms)
@@ -409,12 +414,12 @@ def owners_of(
 
 
 def describe_lag(
-    core: Core, group_id: str, max_bytes: int
+    core: Core, group_id: str, sees_topic: Callable[[str], bool], max_bytes: int
 ) -> Generator[None, None, DescribeLagResponse | None]:
     """Return the lag of every partition that the group has committed or owns, in slices.
 
-    What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
-    difference. None: it takes more than *max_bytes*.
+    It is of the topics that *sees_topic* shows. What is not known is -1, and never 0: a missing
+    commit, a missing end offset, and so their difference. None: it takes more than *max_bytes*.
     """
     group = core.groups.get(group_id)
     if group is None:
@@ -423,7 +428,10 @@ def describe_lag(
     owners = yield from owners_of(group, None, Turn())
     topics: list[TopicLag] = []
     room = max_bytes
-    for topic in sorted({*group.offsets, *owners}):
+    for topic in (yield from in_order(group.offsets, owners)):
+        if not sees_topic(topic):
+            yield
+            continue
         stored = group.offsets.get(topic)
         owner_of = owners.get(topic, {})
         committed = () if stored is None else stored.offsets

@@ -77,6 +77,7 @@ class GroupLags:
     async def _answer(self, call: Call, after: Cursor | None, shards: Sequence[Shard]) -> None:
         request: Any = call.request
         page = _Page(request, self._page_bytes)
+        sees_group = call.asker.sees_group
 
         def answer(groups: tuple[GroupSummary, ...]) -> SummarizeGroupsResponse:
             cursor = b"" if page.end is None else page.end.encode()
@@ -89,7 +90,7 @@ class GroupLags:
             if shard.partition < first:
                 continue
             after_id = group_id if shard.partition == first else ""
-            looking = self._fill(page, shard, after_id, turn)
+            looking = self._fill(page, shard, after_id, sees_group, turn)
             part = gather.part(lambda error: error)
             for _ in shard.read_in_slices(None, part, looking, self._now):
                 await trio.lowlevel.checkpoint()
@@ -98,11 +99,17 @@ class GroupLags:
         gather.seal()
 
     def _fill(
-        self, page: "_Page", shard: Shard, after: str, turn: Turn
+        self,
+        page: "_Page",
+        shard: Shard,
+        after: str,
+        sees_group: Callable[[str], bool],
+        turn: Turn,
     ) -> Generator[None, None, list[GroupSummary]]:
         """Return the groups of *shard* after *after*, as many as the page has room for."""
         share: list[GroupSummary] = []
-        for group in shard.core.summaries(after, page.request, self._now().mono_ms, turn):
+        now_ms = self._now().mono_ms
+        for group in shard.core.summaries(after, page.request, sees_group, now_ms, turn):
             if group is None:
                 yield
                 continue

@@ -44,8 +44,7 @@ class Verdict(NamedTuple):
     """A request that is not allowed as it is.
 
     Attributes:
-        request: What of it is allowed; None if nothing is, and the request itself if only the
-            answer may have too much.
+        request: What of it is allowed; None if nothing is.
         complete: Makes the answer to the whole request of the one to `request` (of None, if there
             is none). It must be sent in the place of that.
     """
@@ -236,26 +235,6 @@ def _merged(
     )
 
 
-def _shown(
-    request: m.Request, field: str, part: type[m.ResponsePart], is_seen: Callable[[Any], bool]
-) -> Verdict:
-    """Ask, and show of what is in a list only what may be seen."""
-
-    def complete(response: Any) -> m.Response:
-        if type(response) is m.BareError:
-            return response
-        items = map(partial(_unpacked, part), getattr(response, field))
-        seen: m.Response = structs.replace(response, **{field: tuple(filter(is_seen, items))})
-        return seen
-
-    return Verdict(request, complete)
-
-
-def _unpacked(part: type[m.ResponsePart], item: Any) -> Any:
-    """Return *item* as it was before it was packed for the answer, if it was."""
-    return msgpack.decode(item, type=part) if type(item) is Raw else item
-
-
 # --- what requests of one kind need ---------------------------------------------------------
 
 
@@ -369,14 +348,16 @@ def _fetch_plan(access: Access, fetch: m.GroupFetch) -> _FetchPlan:
     if not access.groups[fetch.group_id] & _DESCRIBE:
         return None, lambda _: m.GroupOffsets(fetch.group_id, _GROUP_REFUSED, ())
     if fetch.topics is None:
-        return fetch, lambda found: _without_hidden(access, found)
+        return fetch, None
     named = fetch.topics
     flags = [bool(access.topics[one.topic] & _DESCRIBE) for one in named]
     if all(flags):
         return fetch, None
     left = structs.replace(fetch, topics=tuple(compress(named, flags)))
 
-    def whole(found: m.GroupOffsets) -> m.GroupOffsets:
+    def whole(found: m.GroupOffsets | Raw) -> m.GroupOffsets:
+        if isinstance(found, Raw):  # Packed already.
+            found = msgpack.decode(found, type=m.GroupOffsets)
         if found.error:
             return found
         topics = _merged(named, flags, found.topics, _no_offsets)
@@ -385,18 +366,17 @@ def _fetch_plan(access: Access, fetch: m.GroupFetch) -> _FetchPlan:
     return left, whole
 
 
-def _without_hidden(access: Access, found: m.GroupOffsets) -> m.GroupOffsets:
-    seen = tuple(topic for topic in found.topics if access.sees_topic(topic.topic))
-    return structs.replace(found, topics=seen)
-
-
 def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | None:
-    """DESCRIBE with each group, and with each topic, which "all topics" shows without others."""
+    """DESCRIBE with each group, and with each topic that is named.
+
+    Where none are, `fetch_all` is given `Access.sees_topic`: to look through what is packed already
+    would take long at once.
+    """
     topics = access.topics
     for fetch in request.groups:  # Every fetch comes here, and nearly all of them end here.
-        if fetch.topics is None or not access.groups[fetch.group_id] & _DESCRIBE:
+        if not access.groups[fetch.group_id] & _DESCRIBE:
             break
-        if not all([topics[named.topic] & _DESCRIBE for named in fetch.topics]):  # noqa: C419 - quicker
+        if not all([topics[named.topic] & _DESCRIBE for named in fetch.topics or ()]):  # noqa: C419 - quicker
             break
     else:
         return None
@@ -410,11 +390,9 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
         groups: list[Any] = []
         for fetch, whole in plans:
             found = None if fetch is None else next(answers)
-            groups.append(found if whole is None else whole(_unpacked(m.GroupOffsets, found)))
+            groups.append(found if whole is None else whole(found))
         return m.OffsetFetchResponse(tuple(groups))
 
-    if asked == request.groups:
-        return Verdict(request, complete)
     return Verdict(structs.replace(request, groups=asked) if asked else None, complete)
 
 
@@ -423,21 +401,6 @@ def _no_offsets(named: m.TopicPartitions) -> m.TopicOffsets:
         named.topic,
         tuple(m.PartitionOffset(p, -1, -1, "", _TOPIC_REFUSED) for p in named.partitions),
     )
-
-
-def _summarize_groups(access: Access, request: m.SummarizeGroupsRequest) -> Verdict | None:
-    """DESCRIBE with the cluster, or else only those groups are shown with which there is."""
-    if access.cluster() & _DESCRIBE:
-        return None
-    return _shown(
-        request, "groups", m.GroupSummary, lambda g: bool(access.groups[g.group_id] & _DESCRIBE)
-    )
-
-
-def _describe_lag(access: Access, request: m.DescribeLagRequest) -> Verdict | None:
-    """DESCRIBE with the group; topics are shown with which there is DESCRIBE, too."""
-    refused = _group(Operation.DESCRIBE)(access, request)
-    return refused or _shown(request, "topics", m.TopicLag, lambda t: access.sees_topic(t.topic))
 
 
 def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdict | None:
@@ -553,13 +516,13 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
     m.AlterOffsetsRequest: _alter_offsets,
     m.DescribeGroupsRequest: _groups(Operation.DESCRIBE, _no_description, "groups"),
-    # Likewise, but it is made in slices, which leave out what isn't seen (`Asker.sees_group`).
+    # Made in slices, which leave out what isn't seen (`Asker`): no page ends at a hidden name.
     m.ListGroupsRequest: _nothing,
-    m.SummarizeGroupsRequest: _summarize_groups,
+    m.SummarizeGroupsRequest: _nothing,
     m.DeleteGroupsRequest: _groups(Operation.DELETE, _no_deletion, "groups", once=True),
     m.AlterGroupRetentionRequest: _group(Operation.ALTER),
     m.DescribeRebalancesRequest: _group(Operation.DESCRIBE),
-    m.DescribeLagRequest: _describe_lag,
+    m.DescribeLagRequest: _group(Operation.DESCRIBE),  # Likewise, of its topics.
     m.RegisterTopicsRequest: _register_topics,
     m.DeleteTopicsRequest: _delete_topics,
     m.DescribeTopicsRequest: _describe_topics,

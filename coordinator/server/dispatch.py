@@ -316,8 +316,9 @@ class Dispatcher:
             if shard is None:
                 call.fail(_E.INVALID_GROUP_ID, -1)
             elif fetch.topics is None:
-                looking = _whole_group(shard.core.fetch_all(fetch.group_id, limit_bytes))
-                self._look_in_slices(call, shard, fetch.group_id, looking)
+                sees_topic = call.asker.sees_topic
+                looking = shard.core.fetch_all(fetch.group_id, sees_topic, limit_bytes)
+                self._look_in_slices(call, shard, fetch.group_id, _whole_group(looking))
             else:
                 look = partial(_one_group, shard.core.fetch_offsets, fetch, limit_bytes)
                 shard.read(fetch.group_id, call, look, now)
@@ -326,7 +327,8 @@ class Dispatcher:
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
         )
         budget = Budget(limit_bytes)
-        fetches = (self._fetch_group(fetch, gather, budget) for fetch in request.groups)
+        sees_topic = call.asker.sees_topic
+        fetches = (self._fetch_group(f, sees_topic, gather, budget) for f in request.groups)
         self._node.slices.submit(call, self._one_by_one(call, fetches, gather, budget))
 
     def _one_by_one(
@@ -370,7 +372,13 @@ class Dispatcher:
         else:
             gather.seal()
 
-    def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: "Budget") -> Iterator[None]:
+    def _fetch_group(
+        self,
+        fetch: m.GroupFetch,
+        sees_topic: Callable[[str], bool],
+        gather: Gather,
+        budget: "Budget",
+    ) -> Iterator[None]:
         group_id = fetch.group_id
         part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
         if not self._group_is_legal(group_id, part):
@@ -380,7 +388,8 @@ class Dispatcher:
         def looking() -> Generator[None, None, Raw | None]:
             left_bytes = budget.left_bytes
             if fetch.topics is None:
-                return budget.for_offsets((yield from shard.core.fetch_all(group_id, left_bytes)))
+                found = yield from shard.core.fetch_all(group_id, sees_topic, left_bytes)
+                return budget.for_offsets(found)
             return budget.for_offsets(shard.core.fetch_offsets(fetch, left_bytes))
 
         yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
@@ -528,7 +537,8 @@ class Dispatcher:
             return
         limit_bytes = self._settings.response_max_bytes
         if isinstance(request, m.DescribeLagRequest):
-            looking = shard.core.describe_lag(request.group_id, limit_bytes)
+            sees_topic = call.asker.sees_topic
+            looking = shard.core.describe_lag(request.group_id, sees_topic, limit_bytes)
             self._look_in_slices(call, shard, request.group_id, _or_too_large(looking))
         else:
             look = fitting(partial(shard.core.describe_rebalances, request), limit_bytes)

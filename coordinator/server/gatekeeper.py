@@ -353,8 +353,7 @@ class Gate:
             return
         request: Any = verdict.request
         narrowed = Narrowed(request, call, verdict.complete)
-        if request is not call.request:  # Else it is only that not everything is shown.
-            self._tell_refused(call.request, None, caller, now)
+        self._tell_refused(call.request, None, caller, now)
         if type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
             self._refuse_member(narrowed, request, caller, now)
         else:

@@ -446,7 +446,7 @@ class Context:
 
     def lag(self, group: str = GROUP) -> DescribeLagResponse:
         """Return what DescribeLag shows."""
-        seen = returned(self.shard.describe_lag(group, ROOM))
+        seen = returned(self.shard.describe_lag(group, lambda _topic: True, ROOM))
         assert seen is not None
         codec = RESPONSE_CODECS[ApiKey.DESCRIBE_LAG, 0]
         response: DescribeLagResponse = codec.decode(codec.encode(seen))

@@ -44,7 +44,7 @@ class Lagging(TopicsContext):
     ) -> list[GroupSummary]:
         """Return all groups after one."""
         request = SummarizeGroupsRequest(pattern, tuple(states), b"", 100, samples)
-        found = self.shard.summaries(after, request, self.now.mono_ms, Turn())
+        found = self.shard.summaries(after, request, _all, self.now.mono_ms, Turn())
         return [one for one in found if one is not None]
 
     def lags(self, **options: Any) -> dict[str, int]:
@@ -279,6 +279,10 @@ def test_samples_are_the_last_minutes_of_a_table(
 # --- turns ------------------------------------------------------------------------------
 
 
+def _all(_name: str) -> bool:
+    return True
+
+
 def _turns(found: Iterable[T | None]) -> int:
     return sum(one is None for one in found)
 
@@ -299,7 +303,7 @@ def test_a_turn_ends_soon_whatever_the_groups_are_like(
     monkeypatch.setattr(Turn, "is_over_after", _counting(Turn.is_over_after, looks))
     request = SummarizeGroupsRequest(None, (), b"", 1, 0)
     turns = (
-        _turns(context.shard.summaries("", request, 0, Turn()))
+        _turns(context.shard.summaries("", request, _all, 0, Turn()))
         if walk == "summaries"
         else _turns(context.shard.sample_lags(1, Turn()))
     )
@@ -339,7 +343,7 @@ def test_a_group_that_goes_while_it_is_looked_at_spoils_nothing(
     context.committed({f"t-{n}": 1 for n in range(100)}, "a")
     context.committed({"t-0": 1}, "b")
     request = SummarizeGroupsRequest(None, (), b"", 1, 0)
-    found = context.shard.summaries("", request, 0, Turn())
+    found = context.shard.summaries("", request, _all, 0, Turn())
     samples = context.shard.sample_lags(1, Turn())
     assert next(found) is next(samples) is None
     for group in ("a", "b"):

@@ -245,7 +245,7 @@ def test_a_fetch_shows_what_there_is_and_what_is_not(count: int) -> None:
 
 def whole(context: Context, room: int) -> GroupOffsets | None:
     """Return what a fetch of everything shows, None if it has no room."""
-    found = returned(context.shard.fetch_all(GROUP, room))
+    found = returned(context.shard.fetch_all(GROUP, lambda _topic: True, room))
     return None if found is None else msgspec.msgpack.decode(encode(found), type=GroupOffsets)
 
 
@@ -253,7 +253,7 @@ def test_a_fetch_of_everything_shows_one_moment_however_long_it_takes() -> None:
     """It is made in slices, and what is committed in between must not show in a part of it."""
     context = Context(config=GroupConfig())
     commits_of(context, [PartitionCommit(p, 1, -1, "", None) for p in range(5_000)])
-    steps = context.shard.fetch_all(GROUP, ROOM)
+    steps = context.shard.fetch_all(GROUP, lambda _topic: True, ROOM)
     next(steps)
     commits_of(context, [PartitionCommit(p, 2, -1, "", None) for p in range(5_000)])
     found = msgspec.msgpack.decode(encode(returned(steps)), type=GroupOffsets)

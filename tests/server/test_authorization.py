@@ -1,6 +1,5 @@
 """The matrix of rights: what each request needs, and what is answered where it is missing."""
 
-from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -11,7 +10,7 @@ from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.codec import encode
-from protocol.messages import APIS, ApiKey
+from protocol.messages import APIS
 
 ALICE: Final = "User:alice"
 HOST: Final = "10.0.0.1"
@@ -34,11 +33,11 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.AlterOffsetsRequest: ((Op.ALTER, G), (Op.READ, G), (Op.READ, TP)),
     m.DescribeGroupsRequest: ((Op.DESCRIBE, G),),
     m.ListGroupsRequest: (),  # Whoever makes the list leaves out what isn't seen.
-    m.SummarizeGroupsRequest: ((Op.DESCRIBE, C),),
+    m.SummarizeGroupsRequest: (),  # Likewise.
     m.DeleteGroupsRequest: ((Op.DELETE, G),),
     m.AlterGroupRetentionRequest: ((Op.ALTER, G),),
     m.DescribeRebalancesRequest: ((Op.DESCRIBE, G),),
-    m.DescribeLagRequest: ((Op.DESCRIBE, G), (Op.DESCRIBE, TP)),
+    m.DescribeLagRequest: ((Op.DESCRIBE, G),),  # Likewise, of topics.
     m.RegisterTopicsRequest: ((Op.CREATE, TP),),
     m.DeleteTopicsRequest: ((Op.DELETE, TP),),
     m.DescribeTopicsRequest: ((Op.DESCRIBE, TP),),
@@ -59,8 +58,6 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.DescribeClientQuotasRequest: ((Op.DESCRIBE_CONFIGS, C),),
     m.AlterClientQuotasRequest: ((Op.ALTER_CONFIGS, C),),
 }
-# They show less to who lacks the right, and refuse nothing.
-FILTERED: Final = {m.SummarizeGroupsRequest}
 # What the examples of the declarations can't show.
 REQUESTS: Final[dict[type[m.Request], m.Request]] = {
     **{api.request: api.example.request for api in APIS.values()},
@@ -139,20 +136,11 @@ def test_a_request_needs_its_rights_and_no_others(kind: type[m.Request]) -> None
     needs = MATRIX[kind]
     request = REQUESTS[kind]
     verdict = verdict_of(access(*(rule(*right) for right in needs)), request)
-    if kind is m.DescribeLagRequest:
-        assert verdict is not None
-        answer = APIS[ApiKey.DESCRIBE_LAG].example.response
-        assert verdict.request is request
-        assert verdict.complete(answer) == answer
-    else:
-        assert verdict is None
+    assert verdict is None
     for left_out in needs:
         rest = [rule(*right) for right in needs if right != left_out]
         denied = rule(*left_out, allow=False)
         verdict = refused(access(*rest, rule(*left_out), denied), request)
-        if kind in FILTERED or (kind, left_out[1]) == (m.DescribeLagRequest, T.TOPIC):
-            assert verdict.request is request
-            continue
         response = None
         if (kind, left_out[1]) == (m.OffsetFetchRequest, T.TOPIC):  # The group is asked for.
             response = m.OffsetFetchResponse((m.GroupOffsets("etl", 0, ()),))
@@ -173,7 +161,7 @@ def test_no_right_is_taken_for_another(kind: type[m.Request]) -> None:
     }
     no_help = {Op.ALL, operation} | implying.get(operation, set())
     others = [rule(o, r) for o in Op for r in T if r is not resource or o not in no_help]
-    if kind in {m.RegisterTopicsRequest, *FILTERED}:
+    if kind is m.RegisterTopicsRequest:
         others = [one for one in others if one.resource_type is not T.CLUSTER]
 
     assert verdict_of(access(*others), REQUESTS[kind]) is not None
@@ -186,9 +174,7 @@ def test_super_users_and_a_node_without_rules_are_asked_nothing() -> None:
         access(super_users=[ALICE]),
         access(allow_everyone=True),
     ):
-        assert [kind for kind in MATRIX if verdict_of(found, REQUESTS[kind])] == [
-            *([m.DescribeLagRequest] if verdict_of(found, REQUESTS[m.DescribeLagRequest]) else [])
-        ]
+        assert [kind for kind in MATRIX if verdict_of(found, REQUESTS[kind])] == []
         assert found.sees_topic("t")
 
 
@@ -269,8 +255,8 @@ def test_an_answer_is_completed_by_the_rules_at_its_question() -> None:
     assert [t.partitions[0].error for t in answer.groups[0].topics] == [29, 0]
 
 
-def test_a_fetch_shows_only_what_may_be_seen() -> None:
-    """Groups that are refused, topics that are named, all topics, and answers packed already."""
+def test_what_a_fetch_may_not_is_refused_in_its_place() -> None:
+    """Groups, and topics that are named; the answer may be packed already."""
     found = access(
         rule(Op.DESCRIBE, T.GROUP, "etl"),
         rule(Op.DESCRIBE, T.TOPIC, "m", pattern=PatternType.PREFIXED),
@@ -283,37 +269,31 @@ def test_a_fetch_shows_only_what_may_be_seen() -> None:
     assert verdict.request == m.OffsetFetchRequest(
         (m.GroupFetch("etl", named[1:]), m.GroupFetch("etl", None)), False
     )
-    mine, theirs = (
-        m.TopicOffsets(topic, (m.PartitionOffset(0, 5, -1, "", 0),)) for topic in ("mine", "x")
-    )
+    mine = m.TopicOffsets("mine", (m.PartitionOffset(0, 5, -1, "", 0),))
     first = m.GroupOffsets("etl", 0, (mine,))
-    second: Any = Raw(encode(m.GroupOffsets("etl", 0, (mine, theirs))))
-    answer: Any = verdict.complete(m.OffsetFetchResponse((first, second)))
+    packed: Any = Raw(encode(first))
+    answer: Any = verdict.complete(m.OffsetFetchResponse((first, packed)))
 
-    assert [(g.group_id, g.error) for g in answer.groups] == [("other", 30), ("etl", 0), ("etl", 0)]
+    assert [(g.group_id, g.error) for g in answer.groups[:2]] == [("other", 30), ("etl", 0)]
     assert answer.groups[1].topics == (
         m.TopicOffsets("x", (m.PartitionOffset(7, -1, -1, "", 29),)),
         mine,
     )
-    assert answer.groups[2].topics == (mine,)
+    assert answer.groups[2] is packed
+    assert verdict.complete(m.OffsetFetchResponse((packed, packed))) == answer
 
 
-def test_lists_have_what_may_be_seen() -> None:
-    """Without a word of the others, packed or not."""
-    found = access(rule(Op.READ, T.GROUP, "etl"), rule(Op.READ, T.TOPIC, "mine"))
-    (shown_group, *_) = APIS[ApiKey.SUMMARIZE_GROUPS].example.response.groups  # type: ignore[attr-defined]  # of a list
-    listed = [structs.replace(shown_group, group_id=g) for g in ("etl", "secret")]
-    verdict = refused(found, REQUESTS[m.SummarizeGroupsRequest])
-    assert verdict.request is REQUESTS[m.SummarizeGroupsRequest]
-    packed = (Raw(encode(listed[0])), Raw(encode(listed[1])))
-    whole = partial(m.SummarizeGroupsResponse, 0, None, cursor=b"")
-
-    assert verdict.complete(whole(groups=tuple(listed))).groups == (listed[0],)  # type: ignore[attr-defined]  # of a list
-    assert verdict.complete(whole(groups=packed)).groups == (listed[0],)  # type: ignore[arg-type, attr-defined]  # likewise
-    lag = m.DescribeLagRequest("etl")
-    topics = tuple(m.TopicLag(topic, ()) for topic in ("x", "mine"))
-    shown = refused(found, lag).complete(m.DescribeLagResponse(0, None, "etl", topics))
-    assert [t.topic for t in shown.topics] == ["mine"]  # type: ignore[attr-defined]  # of a lag
+def test_a_long_answer_is_not_looked_through_again() -> None:
+    """What is made in slices leaves out in these what may not be seen: 100,000 topics at once took
+    a third of a second.
+    """
+    found = access(rule(Op.READ, T.GROUP, "etl"))
+    for request in (
+        m.OffsetFetchRequest((m.GroupFetch("etl", None),), False),
+        m.DescribeLagRequest("etl"),
+        REQUESTS[m.SummarizeGroupsRequest],
+    ):
+        assert verdict_of(found, request) is None
 
 
 def test_groups_that_are_refused_have_their_place() -> None:
@@ -341,7 +321,7 @@ def test_nothing_tells_whether_a_group_is_there() -> None:
     found = access()
     for kind in MATRIX:
         request = REQUESTS[kind]
-        if kind in FILTERED or not MATRIX[kind]:
+        if not MATRIX[kind]:
             continue
         verdict = refused(found, request)
         assert verdict.request is None
