@@ -400,13 +400,13 @@ CATALOGUE: Final = (
         "warning",
         "principal peer api what error? why left_out",
         "A request, or a part of it, was not allowed. "
-        "Once a principal and second; `left_out` were not told since.",
+        "Once a principal, address and second; `left_out` were not told since.",
     ),
     _kind(
         "access.used",
         "info",
-        "principal peer api what left_out",
-        "Something was asked that only administrators may; likewise.",
+        "principal peer api what",
+        "Something was asked that only administrators may; each time.",
     ),
     _kind(
         "login.refused",

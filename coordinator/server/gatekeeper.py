@@ -56,7 +56,7 @@ STRANGER_REQUEST_BYTES_MAX: Final = 4_096
 AUDIT_PERIOD_MS: Final = 1_000
 # The events that others bring about, as fast as they like.
 REFUSALS: Final = frozenset({"access.refused", "login.refused"})
-_PRINCIPALS_KEPT: Final = 1_000
+_AUDITED_KEPT: Final = 1_000
 _NAMED_MAX: Final = 3
 _NEVER_MS: Final = 2**63
 
@@ -161,25 +161,25 @@ class Later:
 
 
 class Audit:
-    """Tells what was refused, and what only few may do; of each principal so much a second."""
+    """Tells what was refused: of each principal and address once a second."""
 
     def __init__(self, emit: Callable[[str, dict[str, Any]], None]) -> None:
         self._emit = emit
-        # By event and principal: when it was told last, and how many were not told since.
-        self._told: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        # By event, principal and address: when it was told last, and how many were not told since.
+        self._told: OrderedDict[tuple[str, str, str], tuple[int, int]] = OrderedDict()
 
-    def tell(self, event: str, principal: str, now_ms: int, **fields: Any) -> None:
+    def tell(self, event: str, principal: str, peer: str, now_ms: int, **fields: Any) -> None:
         """Tell it, or count it for the next one."""
-        key = (event, principal)
+        key = (event, principal, peer)
         told = self._told.pop(key, None)
         if told is not None and now_ms - told[0] < AUDIT_PERIOD_MS:
             self._told[key] = (told[0], told[1] + 1)
             return
-        if len(self._told) >= _PRINCIPALS_KEPT:
+        if len(self._told) >= _AUDITED_KEPT:
             self._told.popitem(last=False)
         self._told[key] = (now_ms, 0)
         left_out = 0 if told is None else told[1]
-        self._emit(event, {"principal": principal, **fields, "left_out": left_out})
+        self._emit(event, {"principal": principal, "peer": peer, **fields, "left_out": left_out})
 
 
 class Gatekeeper:
@@ -187,6 +187,7 @@ class Gatekeeper:
 
     Attributes:
         has_gates: Whether anybody has to say who he is; there are no gates otherwise.
+        emit: Takes the events of the audit.
         attempts: What failed, by address, over HTTP, too.
     """
 
@@ -218,6 +219,7 @@ class Gatekeeper:
         self.authorizer = authorizer
         self.begin_log_in = begin_log_in
         self.telemetry = telemetry
+        self.emit = emit
         self.audit = Audit(emit)
         self.attempts = Attempts()
         self.later = Later()
@@ -321,7 +323,8 @@ class Gate:
             self._leave(call, request, caller, now)
         else:
             if kind in PRIVILEGED:
-                self._tell("access.used", request, caller, now)
+                fields = {"principal": caller.principal, "peer": self._peer}
+                self._keeper.emit("access.used", {**fields, **_asked(request)})
             self._dispatcher.dispatch(call, caller, now)
 
     def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
@@ -451,8 +454,8 @@ class Gate:
         keeper.audit.tell(
             "login.refused",
             principal,
+            self._peer,
             now.mono_ms,
-            peer=self._peer,
             mechanism=log_in.mechanism,
             reason=log_in.refused_because,
         )
@@ -475,27 +478,19 @@ class Gate:
     ) -> None:
         error = 0 if answer is None else first_error(answer)
         why = "no right to all of it" if answer is None else "no right to it"
-        self._tell("access.refused", request, caller, now, error=error or None, why=why)
+        self._tell(request, caller, now, error=error or None, why=why)
 
     def _tell_anothers(self, request: m.Request, caller: Caller, now: Now) -> None:
         why = "the member id or instance id is another principal's"
-        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
+        self._tell(request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
 
-    def _tell(
-        self,
-        event: str,
-        request: m.Request,
-        caller: Caller,
-        now: Now,
-        **fields: Any,
-    ) -> None:
+    def _tell(self, request: m.Request, caller: Caller, now: Now, **fields: Any) -> None:
         self._keeper.audit.tell(
-            event,
+            "access.refused",
             caller.principal,
+            self._peer,
             now.mono_ms,
-            peer=self._peer,
-            api=_NAME_OF[type(request)],
-            what=_what(request),
+            **_asked(request),
             **fields,
         )
 
@@ -543,6 +538,10 @@ def _not_yours(one: m.LeavingMember) -> m.LeftMember:
 
 def _no_member(member_id: str) -> str:
     return f"the group knows no member {member_id!r}"
+
+
+def _asked(request: m.Request) -> dict[str, str]:
+    return {"api": _NAME_OF[type(request)], "what": _what(request)}
 
 
 def _what(request: Any) -> str:

@@ -553,7 +553,7 @@ def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry |
 
     def audit(event: str, peer: str, **fields: Any) -> None:
         if event in REFUSALS:
-            gatekeeper.audit.tell(event, now_ms=node.now().mono_ms, peer=peer, **fields)
+            gatekeeper.audit.tell(event, peer=peer, now_ms=node.now().mono_ms, **fields)
         else:
             log.info(event, peer=peer, **fields)
 

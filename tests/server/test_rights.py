@@ -217,7 +217,7 @@ async def test_a_refusal_does_not_tell_whether_it_is_there(tmp_path: Path) -> No
 async def test_the_audit_counts_what_it_leaves_out(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A line a second and principal; nothing of a body in it."""
+    """A line a second, principal and address; nothing of a body in it."""
     async with guarded(tmp_path) as here:
         _, alice = await both(here)
         for _ in range(5):
@@ -228,3 +228,17 @@ async def test_the_audit_counts_what_it_leaves_out(
         line = told(here, "access.refused")[-1]
         assert (line["left_out"], line["api"], line["what"]) == (4, "JoinGroup", "group_id: g")
         assert line["error"] == E.GROUP_AUTHORIZATION_FAILED
+        elsewhere = await known(here, "alice", "a", peer="192.0.2.2")
+        await elsewhere.ask(join("g"))
+        assert told(here, "access.refused")[-1]["peer"] == "192.0.2.2"
+
+
+async def test_each_thing_that_only_administrators_may_is_told(tmp_path: Path) -> None:
+    """Also the second one within a second: it may be the one that somebody looks for."""
+    async with guarded(tmp_path) as here:
+        admin = await known(here)
+        await admin.ask(password_of("alice", "a"))
+        await grant(admin, (Op.READ, T.GROUP))
+        lines = told(here, "access.used")
+        assert [line["api"] for line in lines] == ["AlterUserScramCredentials", "CreateAcls"]
+        assert {(line["principal"], line["peer"]) for line in lines} == {("User:root", "192.0.2.1")}
