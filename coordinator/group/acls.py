@@ -186,11 +186,12 @@ class _OfType:
         # Whoever's they are: how many rules have a name, or a prefix.
         self.names: Counter[str] = Counter()
         self.prefixes: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()  # Of prefixes.
 
     def has_any(self, name: str) -> bool:
         if name in self.names or EVERY_NAME in self.names:
             return True
-        return any(name[:length] in self.prefixes for length in range(1, len(name) + 1))
+        return any(name[:length] in self.prefixes for length in self.lengths)
 
     def masks(self, principal: str, host: str, name: str) -> tuple[int, int]:
         """Return the operations that rules allow with a resource, and that they deny."""
@@ -209,6 +210,8 @@ class _OfType:
     def add(self, rule: Rule) -> None:
         self.of_principal.setdefault(rule.principal, _OfPrincipal()).add(rule)
         self._counts(rule)[rule.name] += 1
+        if rule.pattern_type is PatternType.PREFIXED:
+            self.lengths[len(rule.name)] += 1
 
     def remove(self, rule: Rule) -> None:
         rules = self.of_principal[rule.principal]
@@ -216,6 +219,8 @@ class _OfType:
         if not (rules.literal or rules.prefixed):
             del self.of_principal[rule.principal]
         _count_off(self._counts(rule), rule.name)
+        if rule.pattern_type is PatternType.PREFIXED:
+            _count_off(self.lengths, len(rule.name))
 
     def _counts(self, rule: Rule) -> Counter[str]:
         return self.prefixes if rule.pattern_type is PatternType.PREFIXED else self.names
