@@ -156,7 +156,9 @@ class Accounts:
             for (mechanism, known, _), is_right in zip(pairs, fits, strict=True):
                 if is_right and name_error(name, NAME_BYTES_MAX) is None:
                     return self._by_password(name, mechanism, known)
-            raise NoAccount("password: no such user, or another one than his")
+            if any(known is not None for _, known, _ in pairs):
+                raise NoAccount(f"password: not that of user {name!r}")
+            raise NoAccount("password: no such user")
 
         return check
 

@@ -243,7 +243,9 @@ class _ByScram:
         except ScramException as exc:
             # Its own words quote the message.
             what = exc.server_error.value if exc.server_error is not None else "malformed message"
-            return Refused(f"{self._mechanism}: {what}")
+            claim = self._claim
+            whose = f" of user {claim.name!r}" if claim.is_known else ""  # Else who knows what.
+            return Refused(f"{self._mechanism}: {what}{whose}")
 
     def _first(self, text: str) -> Challenge:
         self._server.set_client_first(text)
