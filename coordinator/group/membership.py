@@ -54,6 +54,7 @@ from coordinator.group.refusals import (
 )
 from coordinator.group.states import GroupState, Trigger
 from coordinator.group.totals import Share
+from protocol.consumer import decode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import (
     HeartbeatRequest,
@@ -366,7 +367,7 @@ def _replace_static(
     d.core.count_member(member, 1)
     if (
         group.state is GroupState.STABLE
-        and not _may_be_drained(old)
+        and not (_may_be_drained(old) or _was_to_give_up(group, old))
         and _wants_the_same(group, old, member)
         and group.vote() == group.protocol
     ):
@@ -415,6 +416,17 @@ def _may_be_drained(old: Member) -> bool:
     A crash forgets the mark; who has nothing then may have had it.
     """
     return old.drained or (old.is_loaded and old.owned == NOTHING)
+
+
+def _was_to_give_up(group: Group, old: Member) -> bool:
+    """Say whether the rebalance is missing in which others get what was taken from *old*.
+
+    A cooperative member asks for it once it has let go. The newcomer knows nothing of that.
+    """
+    if group.protocol_type != CONSUMER or old.owned is None:
+        return False
+    read = decode_subscription(old.metadata_for(group.protocol))
+    return read is not None and not old.owned.issuperset(read.owned_partitions)
 
 
 def _wants_the_same(group: Group, old: Member, member: Member) -> bool:

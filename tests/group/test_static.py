@@ -5,7 +5,9 @@ from msgspec import structs
 
 from coordinator.group.core import GroupConfig
 from coordinator.group.records import GroupGeneration, GroupMetadata, GroupRebalanced
+from protocol.consumer import Subscription, encode_subscription
 from protocol.messages import DrainedMember, LeavingMember
+from protocol.partition import TopicPartition
 from tests.group.context import (
     DELAY_MS,
     GROUP,
@@ -323,6 +325,27 @@ def test_who_has_nothing_otherwise_restarts_without_a_rebalance() -> None:
     context.sync(leader, 2, {leader: assignment("flights-0", "flights-1")})
 
     assert not context.is_parked(context.join(instance_id="i1"))
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_who_went_before_it_gave_a_partition_up_is_followed_by_a_rebalance(crashes: bool) -> None:
+    """A cooperative member joins again for that; nobody else does, and nobody had the partition."""
+    context = Context()
+    claims = (TopicPartition("flights", 1), TopicPartition("flights", 2))
+    had = encode_subscription(Subscription(("flights",), owned_partitions=claims))
+    leader, _ = context.static_group(2, protocols={"range": had})
+    if crashes:
+        context.crash()
+    again = {"range": subscription("flights")}
+    token = context.join(instance_id="i1", protocols=again)
+
+    assert context.is_parked(token)
+    assert context.beat(leader, 1) == 27
+    second = context.join(leader, protocols=again)
+    new = context.joined(token).member_id
+    context.joined(second)
+    context.sync_all([leader, new])
+    assert not context.is_parked(context.join(instance_id="i1", protocols=again))
 
 
 def test_a_pattern_that_changes_with_a_rejoin_counts_too() -> None:
