@@ -210,24 +210,27 @@ class Faults:
             self._shift_wall_clock,
         ]
         self._only = only
+        self._chosen: list[Callable[[], Awaitable[None]]] = []
+        self._stops: trio.Nursery  # While things break.
 
     async def run(self, duration_s: float) -> None:
         """Break things for so long."""
         world, rng = self._world, self._rng
         # A run with a few kinds of faults goes deeper into each than one with all of them.
-        chosen = rng.sample(self._faults, rng.randint(1, 5))
+        self._chosen = rng.sample(self._faults, rng.randint(1, 5))
         if self._only:
-            chosen = [fault for fault in self._faults if fault.__name__ in self._only]
-        if set(chosen) <= {self._take_ensemble_away, self._snapshot, self._shift_wall_clock}:
+            self._chosen = [fault for fault in self._faults if fault.__name__ in self._only]
+        if set(self._chosen) <= {self._take_ensemble_away, self._snapshot, self._shift_wall_clock}:
             world.found_within_ms = 0  # Every group stays where it is.
         end_s = trio.current_time() + duration_s
-        while trio.current_time() < end_s:
-            await trio.sleep(rng.expovariate(1 / 2))
-            fault = rng.choice(chosen)
-            world.history.note("fault", fault.__name__)
-            await fault()
-            if rng.random() < 0.2 and not self._only:
-                rng.choice(world.drivers).crash()
+        async with trio.open_nursery() as self._stops:
+            while trio.current_time() < end_s:
+                await trio.sleep(rng.expovariate(1 / 2))
+                fault = rng.choice(self._chosen)
+                world.history.note("fault", fault.__name__)
+                await fault()
+                if rng.random() < 0.2 and not self._only:
+                    rng.choice(world.drivers).crash()
         world.history.note("healed")
         world.healed = True
         world.network.calm()
@@ -253,15 +256,21 @@ class Faults:
             await self._start_again(host)
 
     async def _stop(self) -> None:
-        """As SIGTERM does: hand over, then end the session."""
+        """As SIGTERM does: hand over, then end the session. The next one may come in between."""
         host = self._any()
-        if host is None:
-            return
-        with trio.move_on_after(5):
+        if host is not None:
+            self._stops.start_soon(self._stop_one, host)
+            if self._rng.random() < 0.5:
+                await trio.sleep(self._rng.choice((0, 0.003, 0.006, 0.02, 0.2)))
+                await self._rng.choice(self._chosen)()
+
+    async def _stop_one(self, host: Host) -> None:
+        with trio.move_on_after(self._rng.choice((0.005, 5, 5))):
             await host.stop()
-        self._end(host)
-        self._world.end(host.line.session)
-        await self._start_again(host)
+        if not host.scope.cancel_called:
+            self._end(host)
+            self._world.end(host.line.session)
+            await self._start_again(host)
 
     def _end(self, host: Host) -> None:
         self._world.network.sever_host(host.name)
