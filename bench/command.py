@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 import click
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     peers: frozenset[str]
 
 
-_TURNS: Final = 2
+_TURNS: Final = 8
 # Of what `bench.load` measures.
 _LOADED: Final = ("server_cpu_us", "rate_per_s", "wrong", "unanswered", "differences")
 
@@ -67,13 +67,17 @@ class Bench(ABC):
         self.samples.setdefault(name, []).append(sample)
 
     def keep_by_turns(self, loads: Mapping[str, Callable[[], Mapping[str, float]]]) -> None:
-        """Add the means of what each load by name comes to: what differs by a few per cent."""
+        """Add the medians of what each load by name comes to.
+
+        A machine's speed changes by more than what is looked for here, a few per cent: many short
+        turns meet the same changes.
+        """
         turns: dict[str, list[Mapping[str, float]]] = {name: [] for name in loads}
         for turn in range(_TURNS):
             for name in list(loads)[:: 1 if turn % 2 else -1]:
                 turns[name].append(loads[name]())
         for name, found in turns.items():
-            self.keep(name, {field: fmean(one[field] for one in found) for field in _LOADED})
+            self.keep(name, {field: median([one[field] for one in found]) for field in _LOADED})
 
     def close(self) -> None:
         """Stop what stayed."""

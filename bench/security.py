@@ -223,9 +223,8 @@ class SecurityBench(Bench):
         ):
             for window, rows in ((64, (FREE, RULES)), (1, (FREE_ONE, RULES_ONE))):
                 servers = zip(rows, (free, guarded), strict=True)
-                self.keep_by_turns(
-                    {row: partial(self._loaded, server, window=window) for row, server in servers}
-                )
+                loaded = partial(self._loaded, window=window, seconds=1.0)
+                self.keep_by_turns({row: partial(loaded, server) for row, server in servers})
 
     def _crowd(self, crowd: Crowd) -> AbstractContextManager[dict[str, float]]:
         return beside("bench.crowds", crowd, core=self.choice.cores.load)
@@ -242,9 +241,9 @@ class SecurityBench(Bench):
         return authority, f"ssl.keystore.location={store.absolute()}"
 
     def _loaded(
-        self, server: Server, authority: Path | None = None, window: int = 64
+        self, server: Server, authority: Path | None = None, window: int = 64, seconds: float = 4.0
     ) -> dict[str, float]:
-        return self._run(server, authority, connections=64, window=window)
+        return self._run(server, authority, connections=64, window=window, seconds=seconds)
 
     def _paced(self, server: Server, authority: Path | None = None) -> dict[str, float]:
         rate_per_s = 200 if self.choice.quick else RATE_PER_S
@@ -259,8 +258,9 @@ class SecurityBench(Bench):
         connections: int,
         window: int,
         rate_per_s: float | None = None,
+        seconds: float = 4.0,
     ) -> dict[str, float]:
-        seconds = 0.3 if self.choice.quick else 4.0
+        seconds = 0.3 if self.choice.quick else seconds
         plan = Plan(
             host=server.host,
             port=server.port,

@@ -130,7 +130,7 @@ class TelemetryBench(Bench):
             self.keep_by_turns({OFF: partial(self._loaded, off), ON: looked_at})
 
     def _loaded(self, server: Server) -> dict[str, float]:
-        seconds = 0.3 if self.choice.quick else 8.0
+        seconds = 0.3 if self.choice.quick else 3.0
         plan = Plan(
             host=server.host,
             port=server.port,
