@@ -22,7 +22,6 @@ from bench.processes import (
     Server,
     cpu_ns,
     daemon,
-    give_way,
     on_core,
     run_json,
 )
@@ -197,7 +196,6 @@ def _looking(server: Server) -> Iterator[Any]:
     process = subprocess.Popen(
         [sys.executable, "-c", script, server.address], stdout=subprocess.PIPE
     )
-    give_way(process)
     assert process.stdout is not None
     process.stdout.readline()  # The first is done: it is at work.
     try:

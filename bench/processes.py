@@ -81,15 +81,6 @@ def on_core(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def give_way(process: subprocess.Popen[bytes]) -> None:
-    """Leave *process* what others leave of its core.
-
-    A good client that is measured there would wait for it otherwise, 3 ms at a time, and not for
-    the server.
-    """
-    os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
-
-
 def moved(pid: int, core: int | None) -> None:
     """Move a running process, all its threads, to this core; None leaves it where it is."""
     if core is None:
@@ -256,13 +247,10 @@ def run_json(module: str, *arguments: object, core: int | None) -> dict[str, Any
 
 
 @contextmanager
-def beside(
-    module: str, *arguments: object, core: int | None, gives_way: bool = True
-) -> Iterator[dict[str, Any]]:
+def beside(module: str, *arguments: object, core: int | None) -> Iterator[dict[str, Any]]:
     """Run such a process as long as the block lasts; the end of its input tells it to end.
 
     It prints a line when it has begun, and a JSON object at the end; then what is yielded holds it.
-    One that *gives way* does as `give_way` says.
 
     Raises:
         ProcessError: It failed.
@@ -274,8 +262,6 @@ def beside(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-    if gives_way:
-        give_way(process)
     found: dict[str, Any] = {}
     try:
         assert process.stdout is not None

@@ -175,9 +175,7 @@ def load_row(
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         if row.rebalances:
-            found = stack.enter_context(
-                beside("bench.group_load", churn, core=core, gives_way=False)
-            )
+            found = stack.enter_context(beside("bench.group_load", churn, core=core))
         measured = run_json("bench.load", plan, core=core)
     return measured | found
 
