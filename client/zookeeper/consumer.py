@@ -73,8 +73,8 @@ class Requests(Protocol):
     def send(self, request: Asked) -> None:
         """Ask for something."""
 
-    def close(self) -> None:
-        """End the session. Blocks."""
+    async def close(self) -> None:
+        """End the session."""
 
 
 # Makes a session, which posts its events.
@@ -250,7 +250,7 @@ class Driver:
             self._session = None
             self._give_up_slots()
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S):
-                await trio.to_thread.run_sync(session.close, abandon_on_cancel=True)
+                await session.close()
 
     def _take(self, event: Event) -> None:
         machine, now_ms = self.machine, _now_ms()

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import trio
+
 from client.zookeeper.ensemble import LOST_ERRORS, close_client
 from client.zookeeper.membership import (
     Answer,
@@ -176,11 +178,14 @@ class Session:
         doing = self._do(request)
         self._go_on(request, doing, None)
 
-    def close(self) -> None:
-        """End the session, and all of the client's threads. Blocks; nothing comes any more."""
+    async def close(self) -> None:
+        """End the session, and all of the client's threads; nothing comes any more.
+
+        Who no longer waits leaves it to the thread that it runs in.
+        """
         with self._sending:
             self._is_over = True
-        close_client(self._client)
+        await trio.to_thread.run_sync(close_client, self._client, abandon_on_cancel=True)
 
     # --- In threads of kazoo's ---
 

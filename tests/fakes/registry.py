@@ -212,12 +212,16 @@ class FakeSession:
 
     def expire(self) -> None:
         """Have the ensemble end the session, and tell of it."""
-        self.close()
+        self.end()
         self._post(Expired())
 
-    def close(self) -> None:
-        """End the session."""
+    def end(self) -> None:
+        """Have the ensemble end the session, of which nobody is told."""
         self.registry.ensemble.end_session(self.registry.session)
+
+    async def close(self) -> None:
+        """End the session."""
+        self.end()
 
     def _offsets(self, request: OffsetsRequest) -> OffsetsAnswered:
         nodes = self.registry.ensemble.nodes

@@ -148,7 +148,7 @@ async def test_a_frozen_consumer_commits_nothing_once_its_session_has_ended(
     group = Group()
     async with group.join("a") as a:
         await a.assignment()
-        group.sessions["a"].close()
+        group.sessions["a"].end()
 
         with pytest.raises(Rebalanced, match="session"):
             await a.commit({T0: 1})
@@ -176,7 +176,7 @@ class Silent:
     def send(self, request: Asked) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing."""
 
 
