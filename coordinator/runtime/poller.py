@@ -87,6 +87,7 @@ class Poller:
 
     Attributes:
         in_round: Whether a round is on, so that its end will come before trio's other tasks run.
+        now_s: In a round, when the callback before the one that goes on was done.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Poller:
         self._ready: list[tuple[int, int]] = []  # Descriptors and masks, the next one last.
         self._soon: deque[Callable[[], None]] = deque()
         self.in_round = False
+        self.now_s = 0.0
         self._looks = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
@@ -216,18 +218,21 @@ class Poller:
     def _round(self) -> None:
         ready, soon, watched, clock = self._ready, self._soon, self._watched, self._clock_s
         number_soon = len(soon)
-        until_s = clock() + self._slice_s
+        self.now_s = now_s = clock()
+        until_s = now_s + self._slice_s
         while ready:
             fd, mask = ready.pop()
             on_ready = watched.get(fd)
             if on_ready is not None:
                 on_ready(mask)
-                if ready and clock() >= until_s:
+                self.now_s = now_s = clock()
+                if now_s >= until_s:
                     break
-        until_s = clock() + self._slice_s
+        until_s = now_s + self._slice_s
         for _ in range(number_soon):
             soon.popleft()()
-            if soon and clock() >= until_s:
+            self.now_s = now_s = clock()
+            if now_s >= until_s:
                 break
 
     def _wake_up(self, _mask: int) -> None:

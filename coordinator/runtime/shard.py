@@ -354,10 +354,26 @@ class ShardRunner(Generic[C]):
 
         With *group_id* None the answer waits for every group of the shard.
         """
-        if self.status is not _ACTIVE:
-            self._refuse(token)
-            return
-        answer = token.prepare(look(), self._leader_epoch)
+        if not self.refuses(token):
+            self.tell(group_id, token, look(), now)
+
+    def refuses(self, token: Token) -> bool:
+        """Say whether the partition can't be asked now; *token* is told so."""
+        if self.status is _ACTIVE:
+            return False
+        self._refuse(token)
+        return True
+
+    def tell(
+        self,
+        group_id: str | None,
+        token: Token,
+        seen: Any,
+        now: Now,
+        error: int | None = None,
+    ) -> None:
+        """Do what `read` does, with what was *seen* just now, and `Token.prepare` with *error*."""
+        answer = token.prepare(seen, self._leader_epoch, error)
         if group_id is None:
             until = self.log.end_offset(self.partition)
         else:
@@ -379,19 +395,17 @@ class ShardRunner(Generic[C]):
         If the partition was unloaded meanwhile, what was seen may never have been durable: 16.
         """
         unloads = self.unloads
-        if self.status is not _ACTIVE:
-            self._refuse(token)
+        if self.refuses(token):
             return
         seen = yield from looking
-        if self.unloads == unloads:
-            self.read(group_id, token, lambda: seen, now())
-        else:
+        if self.unloads != unloads:
             token.fail(ErrorCode.NOT_COORDINATOR, NO_LEADER_EPOCH)
+        elif not self.refuses(token):
+            self.tell(group_id, token, seen, now())
 
     def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
         """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""
-        if self.status is not _ACTIVE:
-            self._refuse(token)
+        if self.refuses(token):
             return
         outcome, share = self._decided(decide, now)
         outcome.replies.append((token, share, None, True, None))

@@ -48,6 +48,7 @@ _ITEM_BYTES: Final = 24
 
 _E = ErrorCode
 _Refusal = tuple[ErrorCode, str]
+_TOO_LARGE: Final = m.BareError(_E.RESPONSE_TOO_LARGE)
 # An offsets partition, as a key of FindCoordinator.
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,4}")
 # What a request is refused with for its content, if not with INVALID_REQUEST.
@@ -319,9 +320,13 @@ class Dispatcher:
                 sees_topic = call.asker.sees_topic
                 looking = shard.core.fetch_all(fetch.group_id, sees_topic, limit_bytes)
                 self._look_in_slices(call, shard, fetch.group_id, _whole_group(looking))
-            else:
-                look = partial(_one_group, shard.core.fetch_offsets, fetch, limit_bytes)
-                shard.read(fetch.group_id, call, look, now)
+            elif not shard.refuses(call):
+                offsets = shard.core.fetch_offsets(fetch, limit_bytes)
+                if offsets is None:
+                    shard.tell(fetch.group_id, call, _TOO_LARGE, now)
+                else:
+                    answer = m.OffsetFetchResponse((offsets,))
+                    shard.tell(fetch.group_id, call, answer, now, error=0)
             return
         gather = Gather(
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
@@ -368,7 +373,7 @@ class Dispatcher:
     def _seal(self, call: Call, gather: Gather, budget: "Budget") -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
         if budget.is_spent:
-            call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
+            call.resolve(_TOO_LARGE, -1)
         else:
             gather.seal()
 
@@ -511,7 +516,7 @@ class Dispatcher:
             part = gather.part(lambda error: error)
             yield from shard.read_in_slices(None, part, look(shard), self._node.now)
             if packed.size_bytes > limit_bytes:
-                call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
+                call.resolve(_TOO_LARGE, -1)
                 return
         gather.seal()
 
@@ -672,22 +677,15 @@ class NoGroup:
         self._call.fail(error, -1)
 
 
-def _one_group(look: Callable[..., Any], fetch: m.GroupFetch, limit_bytes: int) -> m.Response:
-    offsets = look(fetch, limit_bytes)
-    if offsets is None:
-        return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
-    return m.OffsetFetchResponse((offsets,))
-
-
 def _or_too_large(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:
     seen = yield from looking
-    return m.BareError(ErrorCode.RESPONSE_TOO_LARGE) if seen is None else seen
+    return _TOO_LARGE if seen is None else seen
 
 
 def _whole_group(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:
     offsets = yield from looking
     if offsets is None:
-        return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
+        return _TOO_LARGE
     return m.OffsetFetchResponse((offsets,))
 
 
@@ -697,7 +695,7 @@ def fitting(look: Callable[[], Any], limit_bytes: int) -> Callable[[], Any]:
     def look_and_count() -> Any:
         answer = look()
         if _least_bytes(answer, limit_bytes) > limit_bytes:
-            return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
+            return _TOO_LARGE
         return answer
 
     return look_and_count

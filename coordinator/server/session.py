@@ -403,8 +403,7 @@ class Session:
         if self.is_paused or self._is_slow:
             self._stand_aside()
             return
-        clock_s = self._clock_s  # As in `_take_turn`.
-        began_s = clock_s()
+        began_s = self._poller.now_s
         try:
             data = self.transport.receive_now()
         except NETWORK_ERRORS:
@@ -463,7 +462,7 @@ class Session:
             return
         try:
             now = self._sessions.round_now()
-            self._take_turn(self._untaken, now, self._clock_s(), is_own=True)
+            self._take_turn(self._untaken, now, self._poller.now_s, is_own=True)
         except Exception as exc:  # noqa: BLE001 - as above
             self._fail(exc)
 
@@ -723,15 +722,14 @@ class Session:
     def flush(self) -> None:
         """Send what is ready, all at once; what the socket doesn't take waits for it."""
         self.will_flush = False
-        if self.is_closed:
-            return
-        if self.is_blocked:
-            if len(self.unsent) > self._fair_bytes + self._max_unsent_bytes:
-                self._close_because(_TAKES_TOO_LITTLE)
-            else:
-                self._count_unsent(len(self.unsent))
-        else:
+        if not (self.is_blocked or self.is_closed):
             self._send()
+        elif self.is_closed:
+            return
+        elif len(self.unsent) > self._fair_bytes + self._max_unsent_bytes:
+            self._close_because(_TAKES_TOO_LITTLE)
+        else:
+            self._count_unsent(len(self.unsent))
 
     def _count_unsent(self, unsent_bytes: int) -> None:
         more_bytes = unsent_bytes - self._unsent_bytes

@@ -596,7 +596,7 @@ async def test_a_bug_behind_a_pattern_ends_one_connection(
             raise ZeroDivisionError("planted")
 
         with monkeypatch.context() as patch:
-            patch.setattr(w.node.registry, "read", fail)
+            patch.setattr(w.node.registry, "tell", fail)
             answer = await client.ask(everything(topics=None, pattern="a"))
         assert isinstance(answer, m.BareError)
         assert answer.error == -1
