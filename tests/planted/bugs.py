@@ -92,16 +92,17 @@ def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
-    def read(
-        runner: ShardRunner[Any], _group: str | None, token: Any, look: Any, _now: Any
+    def tell(
+        runner: ShardRunner[Any],
+        _group: str | None,
+        token: Any,
+        seen: Any,
+        _now: Any,
+        error: int | None = None,
     ) -> None:
-        refused = runner.refusal()
-        if refused is None:
-            token.send(token.prepare(look(), runner._leader_epoch))
-        else:
-            token.fail(refused, runner._leader_epoch)
+        token.send(token.prepare(seen, runner._leader_epoch, error))
 
-    patch.setattr(ShardRunner, "read", read)
+    patch.setattr(ShardRunner, "tell", tell)
 
 
 def _never_sync(patch: pytest.MonkeyPatch) -> None:
