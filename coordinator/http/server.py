@@ -127,7 +127,7 @@ class HttpSessions:
         if len(self._all) >= self._max_connections:
             self._turn_away(transport, "http.max.connections")
             return
-        if self._connections_of[transport.peer] >= most_of_address(self._max_connections):
+        if self._connections_of[transport.counts_as] >= most_of_address(self._max_connections):
             self._turn_away(transport, "its address has three quarters of http.max.connections")
             return
         session = HttpSession(self, transport, self.now().mono_ms)
@@ -137,7 +137,7 @@ class HttpSessions:
             self._turn_away(transport, str(exc.strerror))
             return
         self._all[session] = None
-        self._connections_of[transport.peer] += 1
+        self._connections_of[transport.counts_as] += 1
 
     def _turn_away(self, transport: Transport, reason: str) -> None:
         self.warn("connection.refused", transport.peer, reason=reason)
@@ -147,10 +147,10 @@ class HttpSessions:
         """Note that *session* has ended."""
         if session in self._all:
             del self._all[session]
-            peer = session.transport.peer
-            self._connections_of[peer] -= 1
-            if not self._connections_of[peer]:
-                del self._connections_of[peer]
+            address = session.transport.counts_as
+            self._connections_of[address] -= 1
+            if not self._connections_of[address]:
+                del self._connections_of[address]
         self._unsent.pop(session, None)
         self.streams.pop(session, None)
         self._waiting.leave(session)
@@ -168,11 +168,11 @@ class HttpSessions:
         while len(self._unsent) > 1:
             unsent_bytes: Counter[str] = Counter()
             for one in self._unsent:
-                unsent_bytes[one.transport.peer] += one.unsent_bytes
+                unsent_bytes[one.transport.counts_as] += one.unsent_bytes
             if unsent_bytes.total() <= UNSENT_BYTES_MAX:
                 return
-            ((peer, _),) = unsent_bytes.most_common(1)
-            oldest = next(one for one in self._unsent if one.transport.peer == peer)
+            ((address, _),) = unsent_bytes.most_common(1)
+            oldest = next(one for one in self._unsent if one.transport.counts_as == address)
             oldest.close_because("too many answers wait behind slow reads")
 
     def waits_no_more(self, session: HttpSession) -> None:
@@ -218,7 +218,7 @@ class HttpSessions:
             self._answer_at_once(session, route, request)
         elif self._under_way < UNDER_WAY_MAX:
             self._start(session, route, request, find_out)
-        elif self._waiting.has_place(transport.peer):
+        elif self._waiting.has_place(transport.counts_as):
             self._waiting.put(session, (route, request, find_out))
         else:
             session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
@@ -317,8 +317,8 @@ class HttpSessions:
 
     def _has_too_many_streams(self, session: HttpSession) -> bool:
         most = self.settings.http_max_event_streams
-        peer = session.transport.peer
-        of_address = sum([other.transport.peer == peer for other in self.streams])
+        address = session.transport.counts_as
+        of_address = sum([other.transport.counts_as == address for other in self.streams])
         return len(self.streams) >= most or of_address >= most_of_address(most)
 
     def _failed(self, session: HttpSession, route: Route, exc: Exception) -> None:
@@ -394,34 +394,34 @@ class _Lines:
         """Return how many wait."""
         return self._length
 
-    def has_place(self, peer: str) -> bool:
+    def has_place(self, address: str) -> bool:
         """Say whether one more may wait."""
-        of_address = len(self._lines.get(peer, ()))
+        of_address = len(self._lines.get(address, ()))
         return self._length < WAITING_MAX and of_address * ADDRESS_PART < WAITING_MAX
 
     def put(self, session: HttpSession, asked: "_Asked") -> None:
         """Have the request of *session* wait."""
-        self._lines.setdefault(session.transport.peer, {})[session] = asked
+        self._lines.setdefault(session.transport.counts_as, {})[session] = asked
         self._length += 1
 
     def take(self) -> tuple[HttpSession, Route, HttpRequest, FindOut | None]:
         """Return the next one."""
-        peer, line = next(iter(self._lines.items()))
+        address, line = next(iter(self._lines.items()))
         session = next(iter(line))
         asked = line[session]
         self.leave(session)
         if line:
-            self._lines[peer] = self._lines.pop(peer)  # The others come first.
+            self._lines[address] = self._lines.pop(address)  # The others come first.
         return session, *asked
 
     def leave(self, session: HttpSession) -> None:
         """Forget *session*, if it waits."""
-        peer = session.transport.peer
-        line = self._lines.get(peer, {})
+        address = session.transport.counts_as
+        line = self._lines.get(address, {})
         if line.pop(session, None) is not None:
             self._length -= 1
             if not line:
-                del self._lines[peer]
+                del self._lines[address]
 
 
 _Asked = tuple[Route, HttpRequest, FindOut | None]

@@ -5,15 +5,13 @@ late: each failure of an address 100 ms behind the one before, and whoever comes
 that is allowed is taken isn't looked at. Over HTTP it is ten at once, and then one in six seconds.
 There each attempt is paid for before it is looked at, so many at once are no way around it; one
 that succeeds is paid back.
-
-An address of IPv6 stands for its /64, which is what one host has.
 """
 
-import ipaddress
 from collections import OrderedDict
 from typing import Final
 
 from coordinator.group.buckets import Bucket
+from coordinator.server.addresses import counted_as
 
 # So many at once, and then one in six seconds.
 ATTEMPTS: Final = 10
@@ -81,7 +79,7 @@ class Attempts:
 
     def are_too_many(self, address: str, now_ms: int) -> bool:
         """Say whether an attempt of *address* isn't to be looked at."""
-        host = self._of.get(_host(address))
+        host = self._of.get(counted_as(address))
         return host is not None and host.is_late(now_ms)
 
     def delay_ms(self, address: str, now_ms: int) -> int:
@@ -106,7 +104,7 @@ class Attempts:
 
     def succeeded(self, address: str) -> None:
         """Pay one back."""
-        host = self._of.get(_host(address))
+        host = self._of.get(counted_as(address))
         if host is not None:
             host.pay_back()
 
@@ -115,7 +113,7 @@ class Attempts:
         self._known(address, now_ms).delay_ms(now_ms)
 
     def _known(self, address: str, now_ms: int) -> _Host:
-        key = _host(address)
+        key = counted_as(address)
         host = self._of.get(key)
         if host is None:
             host = self._of[key] = _Host(now_ms)
@@ -123,15 +121,3 @@ class Attempts:
         if len(self._of) > ADDRESSES_MAX:
             self._of.popitem(last=False)
         return host
-
-
-def _host(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> 64 << 64))

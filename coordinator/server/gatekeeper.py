@@ -41,6 +41,7 @@ from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
+from coordinator.server.addresses import counted_as
 from coordinator.server.attempts import Attempts
 from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
@@ -170,7 +171,7 @@ class Audit:
 
     def tell(self, event: str, principal: str, peer: str, now_ms: int, **fields: Any) -> None:
         """Tell it, or count it for the next one."""
-        key = (event, principal, peer)
+        key = (event, principal, counted_as(peer))
         told = self._told.pop(key, None)
         if told is not None and now_ms - told[0] < AUDIT_PERIOD_MS:
             self._told[key] = (told[0], told[1] + 1)

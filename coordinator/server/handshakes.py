@@ -236,8 +236,8 @@ class Handshakes:
             return
         self._under_way[handshake] = None
         self._count += 1
-        self._count_of[inner.peer] += 1
-        if self._count_of[inner.peer] > most_of_address(self._at_most):
+        self._count_of[inner.counts_as] += 1
+        if self._count_of[inner.counts_as] > most_of_address(self._at_most):
             self.refuse(handshake, REFUSED, "its address has three quarters of all handshakes")
         elif self._count >= self._at_most:
             self._has_room = trio.Event()
@@ -291,9 +291,9 @@ class Handshakes:
     def let_go(self, transport: Transport) -> None:
         """Count one less."""
         self._count -= 1
-        self._count_of[transport.peer] -= 1
-        if not self._count_of[transport.peer]:
-            del self._count_of[transport.peer]
+        self._count_of[transport.counts_as] -= 1
+        if not self._count_of[transport.counts_as]:
+            del self._count_of[transport.counts_as]
         self._has_room.set()
 
 

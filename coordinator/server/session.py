@@ -35,6 +35,7 @@ from coordinator.log.errors import LogFailed
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
+from coordinator.server.addresses import counted_as
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.gatekeeper import STRANGER_REQUEST_BYTES_MAX, Gate, Gatekeeper
 from coordinator.server.throttles import Throttle
@@ -1047,7 +1048,7 @@ class Sessions:
         if len(self._all) >= self.max_connections:
             self._refuse(transport, "max_connections", "max.connections")
             return
-        address = self._held_by.get(transport.peer) or Held()
+        address = self._held_by.get(transport.counts_as) or Held()
         if address.connections >= self._max_connections_per_ip:
             self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
             return
@@ -1066,7 +1067,7 @@ class Sessions:
             self._refuse(transport, _NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
-        self._held_by[transport.peer] = address
+        self._held_by[transport.counts_as] = address
         address.connections += 1
         self.telemetry.connections_accepted += 1
 
@@ -1105,10 +1106,10 @@ class Sessions:
         """Note that *session* has ended."""
         if self._all.pop(session, self) is self:
             return
-        peer = session.transport.peer
-        self._held_by[peer].connections -= 1
-        if not self._held_by[peer].connections:
-            del self._held_by[peer]
+        address = session.transport.counts_as
+        self._held_by[address].connections -= 1
+        if not self._held_by[address].connections:
+            del self._held_by[address]
 
     @property
     def _max_connections_per_ip(self) -> int:
@@ -1161,10 +1162,10 @@ class Sessions:
 
     def warn(self, event: str, peer: str, **fields: Any) -> None:
         """Log what *peer* did, but not every time."""
-        now_ms = self.now().mono_ms
-        if now_ms - self._last_warned_ms.get(peer, -_LOG_PERIOD_MS) < _LOG_PERIOD_MS:
+        now_ms, address = self.now().mono_ms, counted_as(peer)
+        if now_ms - self._last_warned_ms.get(address, -_LOG_PERIOD_MS) < _LOG_PERIOD_MS:
             return
         if len(self._last_warned_ms) >= _LOGGED_PEERS_MAX:
             self._last_warned_ms.clear()
-        self._last_warned_ms[peer] = now_ms
+        self._last_warned_ms[address] = now_ms
         log.warning(event, peer=peer, **fields)

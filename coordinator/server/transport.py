@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
+from coordinator.server.addresses import counted_as
 from protocol.acls import ANONYMOUS
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -59,12 +60,14 @@ class Transport(Protocol):
 
     Attributes:
         peer: Its address.
+        counts_as: The one that it counts as, where each has a share (`counted_as`).
         principal: Who it is, as far as the connection itself tells; ``User:ANONYMOUS`` otherwise.
         is_tls: Whether nobody between the two can read along.
         ends_wall_ms: When what tells so ends, a certificate; None is never.
     """
 
     peer: str
+    counts_as: str
     principal: str
     is_tls: bool
     ends_wall_ms: int | None
@@ -113,6 +116,7 @@ class SocketTransport:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
+        self.counts_as = counted_as(peer)
         self._socket = sock
         self._poller: Poller | None = None
         self._mask = READABLE
@@ -208,6 +212,7 @@ class TlsTransport:
 
     def __init__(self, inner: Transport, context: ssl.SSLContext) -> None:
         self.peer = inner.peer
+        self.counts_as = inner.counts_as
         self.principal = ANONYMOUS
         self.ends_wall_ms: int | None = None
         self._inner = inner

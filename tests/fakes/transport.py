@@ -3,6 +3,7 @@
 import trio
 
 from coordinator.runtime.poller import Poller
+from coordinator.server.addresses import counted_as
 from coordinator.server.transport import RECEIVE_BYTES, Reader
 from protocol.acls import ANONYMOUS
 
@@ -13,7 +14,9 @@ class ReadyInMemory:
     A transport says what it is ready for, and calls `_look` whenever that may have changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.counts_as = counted_as(peer)
         self.principal = ANONYMOUS
         self.is_tls = False
         self.ends_wall_ms: int | None = None
@@ -79,8 +82,7 @@ class MemoryTransport(ReadyInMemory):
     """
 
     def __init__(self, peer: str = "192.0.2.1") -> None:
-        super().__init__()
-        self.peer = peer
+        super().__init__(peer)
         self.room: int | None = None
         self.received = bytearray()
         self.closed = False

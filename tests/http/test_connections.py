@@ -10,6 +10,8 @@ from tests.fakes.transport import MemoryTransport
 from tests.http.listener import Listener, get, listener, replies, text
 
 LONG = b"x" * 1_000_000
+# Connections of one address: number n comes from `address.format(n)`.
+HOSTS = pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{}"])
 
 
 async def settle() -> None:
@@ -190,13 +192,15 @@ async def test_who_holds_an_answer_longest_makes_room(
         assert LONG == replies(readers[4])[0].body
 
 
+@HOSTS
 async def test_the_address_that_holds_the_most_makes_room(
-    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    address: str, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whoever never reads has those closed who read slowly."""
     monkeypatch.setattr("coordinator.http.server.UNSENT_BYTES_MAX", 3_500_000)
     async with listener(text("/x", LONG)) as here:
-        slow, *greedy = (here.connect(peer=f"192.0.2.{address}") for address in (1, 2, 2, 2, 2))
+        slow = here.connect(peer="192.0.2.99")
+        greedy = [here.connect(peer=address.format(n)) for n in range(4)]
         for peer in (slow, *greedy):
             peer.give_room(1000)
             peer.put(get("/x"))
@@ -334,11 +338,15 @@ async def test_only_so_many_are_under_way_and_so_many_wait(autojump_clock: objec
         assert str(UNDER_WAY_MAX + 2) in events  # The next one of that address.
 
 
-async def test_one_address_neither_waits_for_all_nor_before_all(autojump_clock: object) -> None:
+@HOSTS
+async def test_one_address_neither_waits_for_all_nor_before_all(
+    address: str, autojump_clock: object
+) -> None:
     """Whoever asks without end would else keep Prometheus from its scrape."""
     events: dict[str, trio.Event] = {}
     async with listener(waiting(events)) as here:
-        greedy = [here.connect() for _ in range(UNDER_WAY_MAX + WAITING_MAX)]
+        peers = map(address.format, range(UNDER_WAY_MAX + WAITING_MAX))
+        greedy = [here.connect(peer=peer) for peer in peers]
         for n, peer in enumerate(greedy):
             peer.put(get(f"/wait/{n}"))
             await settle()
@@ -355,10 +363,13 @@ async def test_one_address_neither_waits_for_all_nor_before_all(autojump_clock: 
         assert [*map(str, range(UNDER_WAY_MAX + 1)), "other"] == list(events)
 
 
-async def test_one_address_leaves_a_quarter_of_the_connections(autojump_clock: object) -> None:
+@HOSTS
+async def test_one_address_leaves_a_quarter_of_the_connections(
+    address: str, autojump_clock: object
+) -> None:
     """And has as many again when some of its own have ended."""
     async with listener(text("/x", b"body"), settings=["http.max.connections=8"]) as here:
-        greedy = [here.connect() for _ in range(7)]
+        greedy = [here.connect(peer=address.format(n)) for n in range(7)]
         others = [here.connect(peer="192.0.2.99") for _ in range(2)]
         await settle()
         assert [False] * 6 + [True] == [peer.closed for peer in greedy]
@@ -366,19 +377,22 @@ async def test_one_address_leaves_a_quarter_of_the_connections(autojump_clock: o
 
         greedy[0].reset()
         await settle()
-        again = here.connect()
+        again = here.connect(peer=address.format(7))
         again.put(get("/x"))
         await settle()
         assert b"body" == replies(again)[0].body
 
 
-async def test_one_address_leaves_a_quarter_of_the_streams(autojump_clock: object) -> None:
+@HOSTS
+async def test_one_address_leaves_a_quarter_of_the_streams(
+    address: str, autojump_clock: object
+) -> None:
     """The pages of others are told what changes."""
     streams = Streams()
     async with listener(streams.route, settings=["http.max.event.streams=4"]) as here:
-        for _ in range(3):
-            await follow(here)
-        [reply] = replies(await follow(here))
+        for n in range(3):
+            await follow(here, address.format(n))
+        [reply] = replies(await follow(here, address.format(3)))
         assert 503 == reply.status
         other = here.connect(peer="192.0.2.99")
         other.put(get("/events"))
@@ -496,9 +510,9 @@ class Streams:
         return Streaming(self.open.append, self.ended.append)
 
 
-async def follow(here: Listener) -> MemoryTransport:
+async def follow(here: Listener, address: str = "192.0.2.1") -> MemoryTransport:
     """Open a stream."""
-    peer = here.connect()
+    peer = here.connect(peer=address)
     peer.put(get("/events", "Accept: text/event-stream"))
     await settle()
     return peer

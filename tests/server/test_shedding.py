@@ -280,10 +280,13 @@ async def test_long_answers_count_while_they_wait_for_the_disk(autojump_clock: M
         assert 0 == w.server.sessions.held.bytes
 
 
-async def test_one_address_does_not_take_all_connections(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{}"])
+async def test_one_address_does_not_take_all_connections(
+    address: str, autojump_clock: MockClock
+) -> None:
     """10,000 silent ones of an address shut everybody else out."""
     async with world("max.connections.per.ip=3") as w:
-        silent = [w.connect() for _ in range(4)]
+        silent = [w.connect(address.format(n)) for n in range(4)]
         far = w.connect("192.0.2.2")
         await turn()
 
@@ -292,7 +295,7 @@ async def test_one_address_does_not_take_all_connections(autojump_clock: MockClo
         assert isinstance(await far.ask(beat()), HeartbeatResponse)
         silent[0].transport.end()
         await turn()
-        assert isinstance(await w.connect().ask(beat()), HeartbeatResponse)
+        assert isinstance(await w.connect(address.format(5)).ask(beat()), HeartbeatResponse)
 
 
 async def test_a_half_close_waits_for_the_answers_of_the_disk(autojump_clock: MockClock) -> None:

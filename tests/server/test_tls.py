@@ -226,7 +226,7 @@ class Guarded(World):
 
     def _warn(self, event: str, peer: str, **fields: Any) -> None:
         assert event == "handshake.refused"
-        assert peer.startswith("192.0.2.")
+        assert peer.startswith(("192.0.2.", "2001:db8::"))
         self.warned.append(fields["reason"])
 
     def arrive(self, address: str = "192.0.2.1") -> MemoryTransport:
@@ -459,19 +459,20 @@ async def test_a_handshake_that_stalls_is_ended_after_five_seconds(
         assert here.ended() == {"stalled": 1}
 
 
+@pytest.mark.parametrize("address", ["192.0.2.9", "2001:db8::{}"])
 async def test_silent_connections_of_one_address_shut_nobody_else_out(
-    tmp_path: Path, autojump_clock: object
+    address: str, tmp_path: Path, autojump_clock: object
 ) -> None:
     """They would hold all places, and those behind them the system's queue, again and again."""
     async with guarded(tmp_path) as here:
-        silent = [here.arrive("192.0.2.9") for _ in range(100)]
+        silent = [here.arrive(address.format(n)) for n in range(100)]
         await settle()
         assert [wire.closed for wire in silent] == [False] * 3 + [True] * 97
         assert await here.serves(await here.shake())
         assert trio.current_time() < TIMEOUT_S
 
         await trio.sleep(TIMEOUT_S + 0.1)
-        later = here.arrive("192.0.2.9")
+        later = here.arrive(address.format(100))
         await settle()
         assert not later.closed
         assert here.ended() == {"done": 1, "refused": 97, "stalled": 3}

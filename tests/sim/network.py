@@ -222,8 +222,7 @@ class ServerTransport(ReadyInMemory):
     """The server's end."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self.peer = connection.client
+        super().__init__(connection.client)
         if connection.network.history.tells_principals:
             self.principal = f"User:{connection.client}"
         self._connection = connection
