@@ -298,6 +298,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 # How many elements an array may have whose header takes one byte, or three.
 _FIXED_ARRAY_MAX: Final = 15
 _SHORT_ARRAY_MAX: Final = 0xFFFF
+_LONG_HEADER_BYTES: Final = 5
 
 
 def encode(value: Any) -> bytes:
@@ -313,33 +314,32 @@ def encode(value: Any) -> bytes:
 
 
 class PackedArray:
-    """A long array, packed a few items at a time.
-
-    Attributes:
-        size_bytes: What it takes so far.
-    """
+    """A long array, packed a few items at a time."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._parts: list[bytes] = []
-        self.size_bytes = 5
+        self._packed = bytearray(_LONG_HEADER_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes so far."""
+        return len(self._packed)
 
     def extend(self, items: tuple[Any, ...]) -> None:
         """Add *items*; raises as `encode` does."""
-        part = encode(items)[_array_header_bytes(len(items)) :]
+        self._packed += encode(items)[_array_header_bytes(len(items)) :]
         self._count += len(items)
-        self._parts.append(part)
-        self.size_bytes += len(part)
 
     def whole(self) -> Any:
-        """Return it, to stand in a message in the place of a tuple."""
-        return msgspec.Raw(b"".join((b"\xdd", self._count.to_bytes(4), *self._parts)))
+        """Return it, to stand in a message in the place of a tuple; nothing is added after that."""
+        self._packed[:_LONG_HEADER_BYTES] = b"\xdd" + self._count.to_bytes(4)
+        return msgspec.Raw(self._packed)
 
 
 def _array_header_bytes(count: int) -> int:
     if count <= _FIXED_ARRAY_MAX:
         return 1
-    return 3 if count <= _SHORT_ARRAY_MAX else 5
+    return 3 if count <= _SHORT_ARRAY_MAX else _LONG_HEADER_BYTES
 
 
 class RequestCodec:

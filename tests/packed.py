@@ -4,21 +4,41 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgpack
+import msgspec
 from msgspec import structs
 
 from coordinator.group import node_records, records
 from coordinator.group.records import CommittedOffset
 from coordinator.group.shard import GroupShard
+from protocol.codec import encode
 from protocol.messages import GroupFetch, GroupOffsets, PartitionOffset
 
 ROOM: Final = 16 * 1024 * 1024
 
 
 def fetched(shard: GroupShard, fetch: GroupFetch) -> GroupOffsets:
-    """Return the offsets of one group."""
-    group = shard.fetch_offsets(fetch, ROOM)
-    assert group is not None
-    return group
+    """Return the offsets of one group; where topics are named, both ways show the same."""
+    in_slices = fetched_in_slices(shard, fetch)
+    assert in_slices is not None
+    assert fetch.topics is None or shard.fetch_offsets(fetch, None, ROOM) == in_slices
+    return in_slices
+
+
+def fetched_in_slices(
+    shard: GroupShard, fetch: GroupFetch, room_bytes: int = ROOM
+) -> GroupOffsets | None:
+    """Return the same, made in slices; None if it has no room."""
+    steps = shard.fetch_in_slices(fetch, lambda _topic: True, room_bytes)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value and unpacked(end.value)
+
+
+def unpacked(found: GroupOffsets) -> GroupOffsets:
+    """Return *found* with what is packed in it unpacked."""
+    return msgspec.msgpack.decode(encode(found), type=GroupOffsets)
 
 
 def entry_of(record: Any, codec: Any = records) -> tuple[Any, ...]:

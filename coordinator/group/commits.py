@@ -1,10 +1,10 @@
 """OffsetCommit and OffsetFetch: nearly every request is one of these."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 
 from coordinator.group.core import Caller, Core, Now, Outcome
-from coordinator.group.group import Group
+from coordinator.group.group import Group, Picture
 from coordinator.group.lag import in_order, numbers_in_order
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
 from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
@@ -25,7 +25,6 @@ from protocol.messages import (
     PartitionResult,
     TopicCommit,
     TopicOffsets,
-    TopicPartitions,
     TopicResult,
 )
 from protocol.partition import INT32_MAX, NO_LEADER_EPOCH, NO_OFFSET
@@ -36,6 +35,7 @@ _STABLE = GroupState.STABLE
 _OK = ErrorCode.NONE.value
 _FULL = ErrorCode.STORAGE_FULL.value
 _QUOTA = ErrorCode.QUOTA_EXCEEDED.value
+_REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 _UNKNOWN_MEMBER = ErrorCode.UNKNOWN_MEMBER_ID.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
@@ -224,23 +224,25 @@ def _refusal_of_text(
     return _OK
 
 
-def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | None:
-    """Return the last committed offsets of a group, None if they take more than *max_bytes*.
+def fetch(
+    core: Core, request: GroupFetch, sees_topic: Callable[[str], bool] | None, max_bytes: int
+) -> GroupOffsets | None:
+    """Return the last committed offsets of topics that are named, None beyond *max_bytes*.
 
-    An unknown group simply has none.
+    Those that *sees_topic* doesn't show are refused. An unknown group simply has none.
     """
     group = core.groups.get(request.group_id)
     stored = {} if group is None else group.offsets
-    wanted = request.topics
-    if wanted is None:
-        wanted = tuple([TopicPartitions(t, tuple(sorted(stored[t]))) for t in sorted(stored)])
     topics = []
     room_bytes = max_bytes
-    for named in wanted:
-        offsets = stored.get(named.topic, _NOTHING_STORED).offsets
-        found: Any = tuple(map(offsets.get, named.partitions))
-        if not all(found):
-            found = tuple([offsets.get(p) or _nothing(p) for p in named.partitions])
+    for named in request.topics or ():
+        if sees_topic is not None and not sees_topic(named.topic):
+            found: Any = tuple([_nothing(p, _REFUSED) for p in named.partitions])
+        else:
+            offsets = stored.get(named.topic, _NOTHING_STORED).offsets
+            found = tuple(map(offsets.get, named.partitions))
+            if not all(found):
+                found = tuple([offsets.get(p) or _nothing(p) for p in named.partitions])
         topics.append(TopicOffsets(named.topic, found))
         room_bytes -= len(found) * _OFFSET_BYTES_MAX
     if room_bytes < 0 and _least_bytes(topics) > max_bytes:
@@ -248,39 +250,52 @@ def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | Non
     return GroupOffsets(request.group_id, _OK, tuple(topics))
 
 
-def fetch_all(
-    core: Core, group_id: str, sees_topic: Callable[[str], bool], max_bytes: int
+def fetch_in_slices(
+    core: Core, request: GroupFetch, sees_topic: Callable[[str], bool], max_bytes: int
 ) -> Generator[None, None, GroupOffsets | None]:
-    """Return all committed offsets of a group as they are now, in slices; None as `fetch`.
+    """Return the committed offsets of a group as they are now, in slices; otherwise as `fetch`.
 
-    They are of the topics that *sees_topic* shows.
+    Where no topics are named it is all that *sees_topic* shows.
     """
-    group = core.groups.get(group_id)
-    stored = {} if group is None else group.offsets
-    # What commits change is which offsets there are, and never one of them.
-    seen = {topic: dict(one.offsets) for topic, one in stored.items()}
     room_bytes = max_bytes
-    topics = []
-    for topic in (yield from in_order(seen)):
-        offsets = seen[topic]
-        if not sees_topic(topic):
+    topics = PackedArray()
+    with Picture(core.groups.get(request.group_id)) as picture:
+        wanted: Iterable[tuple[str, Sequence[int] | None]]
+        if request.topics is None:
+            wanted = ((topic, None) for topic in (yield from in_order(picture.topics())))
+        else:
+            wanted = ((named.topic, named.partitions) for named in request.topics)
+        for topic, named in wanted:
             yield
-            continue
-        partitions = yield from numbers_in_order(offsets)
-        packed = PackedArray()
-        for at in range(0, len(partitions), _SLICE_OFFSETS):
-            packed.extend(tuple([offsets[p] for p in partitions[at : at + _SLICE_OFFSETS]]))
-            if packed.size_bytes > room_bytes:
-                return None
-            yield
-        room_bytes -= packed.size_bytes + len(topic)
-        topics.append(TopicOffsets(topic, packed.whole()))
-    return GroupOffsets(group_id, _OK, tuple(topics))
+            is_seen = sees_topic(topic)
+            if named is not None:
+                partitions = named
+            elif is_seen:
+                partitions = yield from numbers_in_order(*picture.partitions(topic))
+            else:
+                continue
+            error = _OK if is_seen else _REFUSED
+            packed = PackedArray()
+            for at in range(0, len(partitions), _SLICE_OFFSETS):
+                if at:
+                    yield
+                some = partitions[at : at + _SLICE_OFFSETS]
+                found = picture.get(topic, some) if is_seen else [None] * len(some)
+                if named is None:
+                    packed.extend(tuple(filter(None, found)))
+                else:
+                    pairs = zip(some, found, strict=True)
+                    packed.extend(tuple([one or _nothing(p, error) for p, one in pairs]))
+                if packed.size_bytes > room_bytes:
+                    return None
+            room_bytes -= packed.size_bytes + len(topic)
+            topics.extend((TopicOffsets(topic, packed.whole()),))
+    return GroupOffsets(request.group_id, _OK, topics.whole())
 
 
-def _nothing(partition: int) -> PartitionOffset:
-    """Return what is said of a partition for which nothing is committed."""
-    return PartitionOffset(partition, NO_OFFSET, NO_LEADER_EPOCH, "", _OK)
+def _nothing(partition: int, error: int = _OK) -> PartitionOffset:
+    """Return what is said of a partition for which nothing is committed, or shown."""
+    return PartitionOffset(partition, NO_OFFSET, NO_LEADER_EPOCH, "", error)
 
 
 def _least_bytes(topics: Iterable[TopicOffsets]) -> int:

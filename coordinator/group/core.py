@@ -198,6 +198,8 @@ class Core:
         stored = group.offsets.get(record.topic)
         if stored is None:
             stored = group.offsets[record.topic] = StoredOffsets()
+        if group.pictures:
+            group.keep_in_pictures(record.topic, record.offsets)
         added = stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
         if added:
             group.offset_count += added
@@ -346,7 +348,10 @@ class Core:
 def _forget_offset(group: Group, record: OffsetRemoved) -> int:
     """Return how many offsets are gone."""
     stored = group.offsets.get(record.topic)
-    if stored is None or not stored.remove(record.partition):
+    if stored is None:
+        return 0
+    group.keep_in_pictures(record.topic, (record.partition,))
+    if not stored.remove(record.partition):
         return 0
     group.offset_count -= 1
     if not stored:

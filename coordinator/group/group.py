@@ -1,18 +1,24 @@
 """One group: what survives a crash, and what does not."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from coordinator.group.history import RunningRebalance
 from coordinator.group.lag_samples import LagSamples
 from coordinator.group.member import Member, PendingId, Timer, TimerKind
-from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata, StoredOffsets
+from coordinator.group.records import (
+    CommittedOffset,
+    GroupMetadata,
+    MemberMetadata,
+    Offsets,
+    StoredOffsets,
+)
 from coordinator.group.states import GroupState, Trigger, next_state
 from coordinator.group.totals import Share
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
-from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance
+from protocol.messages import JoinGroupMember, JoinProtocol, PartitionOffset, Rebalance
 
 # So many members that are gone are remembered with what became of them.
 REMOVALS_MAX: Final = 100
@@ -51,6 +57,7 @@ class Group:
     removals: dict[str, str] = field(default_factory=dict)
     rebalance: RunningRebalance | None = None
     lag_samples: LagSamples | None = None  # None: it was never known.
+    pictures: tuple["Picture", ...] = ()  # Of its offsets, while somebody looks at them.
     # What the members of the current generation subscribe to; None if one can't be read.
     subscribed: frozenset[str] | None = frozenset()
     # Versions of the topic registry: up to which the assignment is known to be good, and
@@ -249,6 +256,11 @@ class Group:
         stored = self.offsets.get(topic)
         return None if stored is None else stored.get(partition)
 
+    def keep_in_pictures(self, topic: str, partitions: Collection[int]) -> None:
+        """Let pictures keep what is committed for *partitions*, which are about to change."""
+        for picture in self.pictures:
+            picture.keep(topic, partitions)
+
     def topics_wanted(self) -> frozenset[str] | None:
         """Return the topics that the members subscribe to, None if one of them can't be read."""
         lists = {member.topics for member in self.members.values()}
@@ -294,6 +306,58 @@ class Group:
             ),
             self.topics_version,
         )
+
+
+class Picture:
+    """What a group has committed, as it was when the block began, however long that takes.
+
+    Whatever changes an offset lets pictures keep the old one first. So to begin takes nothing, and
+    a change while somebody looks as much again as it is long.
+    """
+
+    __slots__ = ("_before", "_group")
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = group
+        # Of each topic the partitions that have changed, with what was there; None: nothing.
+        self._before: dict[str, dict[int, PartitionOffset | None]] = {}
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        if self._group is not None:
+            self._group.pictures += (self,)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Keep nothing more."""
+        if self._group is not None:
+            self._group.pictures = tuple(p for p in self._group.pictures if p is not self)
+
+    def keep(self, topic: str, partitions: Iterable[int]) -> None:
+        """Keep what there is of *partitions*, which are about to change."""
+        now, before = self._now(topic), self._before.setdefault(topic, {})
+        for partition in partitions:
+            if partition not in before:
+                before[partition] = now.get(partition)
+
+    def topics(self) -> Collection[str]:
+        """Return those with an offset; only as the block begins."""
+        return () if self._group is None else self._group.offsets
+
+    def partitions(self, topic: str) -> tuple[Collection[int], Collection[int]]:
+        """Return in two parts those that may have an offset."""
+        return self._now(topic), self._before.get(topic, ())
+
+    def get(self, topic: str, partitions: Iterable[int]) -> list[PartitionOffset | None]:
+        """Return what was committed for *partitions*; None is nothing."""
+        now, before = self._now(topic), self._before.get(topic)
+        if before is None:
+            return list(map(now.get, partitions))
+        return [before[p] if p in before else now.get(p) for p in partitions]
+
+    def _now(self, topic: str) -> Offsets:
+        stored = None if self._group is None else self._group.offsets.get(topic)
+        return {} if stored is None else stored.offsets
 
 
 def _add(counts: dict[str, int], name: str, by: int) -> None:

@@ -86,7 +86,7 @@ class GroupShard:
         scan: See `Scans.page`; what it shows may not be durable yet.
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
-        fetch_offsets: See `commits.fetch`; likewise ``fetch_all``.
+        fetch_offsets: See `commits.fetch`; likewise ``fetch_in_slices``.
         list_groups: See `admin.list_groups`.
         describe_lag: See `lag.describe_lag`.
         summaries: See `lag.Summaries.after`.
@@ -114,7 +114,7 @@ class GroupShard:
         self.scan = self._scans.page
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
-        self.fetch_all = partial(commits.fetch_all, core)
+        self.fetch_in_slices = partial(commits.fetch_in_slices, core)
         self.list_groups = partial(admin.list_groups, core)
         self.describe_lag = partial(lag.describe_lag, core)
         self.summaries = self._summaries.after

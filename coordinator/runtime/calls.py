@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from math import inf
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import trio
 from msgspec import Struct
@@ -76,8 +76,13 @@ class Token(Protocol):
 
 
 class Call(Struct, eq=False):
-    """One request that expects one answer. The server's sessions have their own kind."""
+    """One request that expects one answer. The server's sessions have their own kind.
 
+    Attributes:
+        is_narrowed: Of the topics that it names `Asker.sees_topic` may refuse some.
+    """
+
+    is_narrowed: ClassVar[bool] = False
     request: m.Request
 
     @property
@@ -347,17 +352,19 @@ class Slices:
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            call, steps = await self._queue.take()
-            self.is_busy = True
-            goes_on = True
+            await self._answer(*await self._queue.take())
 
-            def go_on(steps: Iterator[None] = steps) -> None:
-                nonlocal goes_on
-                goes_on = not self._is_done(steps)
+    async def _answer(self, call: Call, steps: Iterator[None]) -> None:
+        """Take all *steps*; those that nobody wants any more end here, with what they hold."""
+        self.is_busy = goes_on = True
 
-            while goes_on:
-                goes_on = False  # Nobody waits any more, or there was a bug.
-                self._share.begin()
-                call.attempt(go_on)
-                await self._share.pause_for(call.asker)
-            self.is_busy = False
+        def go_on() -> None:
+            nonlocal goes_on
+            goes_on = not self._is_done(steps)
+
+        while goes_on:
+            goes_on = False  # Nobody waits any more, or there was a bug.
+            self._share.begin()
+            call.attempt(go_on)
+            await self._share.pause_for(call.asker)
+        self.is_busy = False

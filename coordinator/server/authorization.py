@@ -16,7 +16,7 @@ from functools import partial
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
-from msgspec import Raw, msgpack, structs
+from msgspec import structs
 
 from coordinator.group.acls import Rules
 from protocol import messages as m
@@ -339,38 +339,15 @@ def _alter_offsets(access: Access, request: m.AlterOffsetsRequest) -> Verdict | 
     return verdict or _topics(access, request, _READ)
 
 
-# What of the fetch of one group is asked (None: nothing), and what makes its answer whole (None: it
-# is whole already).
-_FetchPlan = tuple[m.GroupFetch | None, Callable[[Any], m.GroupOffsets] | None]
-
-
-def _fetch_plan(access: Access, fetch: m.GroupFetch) -> _FetchPlan:
-    if not access.groups[fetch.group_id] & _DESCRIBE:
-        return None, lambda _: m.GroupOffsets(fetch.group_id, _GROUP_REFUSED, ())
-    if fetch.topics is None:
-        return fetch, None
-    named = fetch.topics
-    flags = [bool(access.topics[one.topic] & _DESCRIBE) for one in named]
-    if all(flags):
-        return fetch, None
-    left = structs.replace(fetch, topics=tuple(compress(named, flags)))
-
-    def whole(found: m.GroupOffsets | Raw) -> m.GroupOffsets:
-        if isinstance(found, Raw):  # Packed already.
-            found = msgpack.decode(found, type=m.GroupOffsets)
-        if found.error:
-            return found
-        topics = _merged(named, flags, found.topics, _no_offsets)
-        return structs.replace(found, topics=topics)
-
-    return left, whole
+def _no_offsets(fetch: m.GroupFetch) -> m.GroupOffsets:
+    return m.GroupOffsets(fetch.group_id, _GROUP_REFUSED, ())
 
 
 def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | None:
     """DESCRIBE with each group, and with each topic that is named.
 
-    Where none are, `fetch_all` is given `Access.sees_topic`: to look through what is packed already
-    would take long at once.
+    Topics are refused, or left out where none are named, by who looks the offsets up: to look
+    through what is packed already would take long at once.
     """
     topics = access.topics
     for fetch in request.groups:  # Every fetch comes here, and nearly all of them end here.
@@ -380,27 +357,15 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
             break
     else:
         return None
-    plans = [_fetch_plan(access, fetch) for fetch in request.groups]
-    asked = tuple(fetch for fetch, _ in plans if fetch is not None)
-
-    def complete(response: Any) -> m.Response:
-        if type(response) is m.BareError:
-            return response
-        answers = iter(() if response is None else response.groups)
-        groups: list[Any] = []
-        for fetch, whole in plans:
-            found = None if fetch is None else next(answers)
-            groups.append(found if whole is None else whole(found))
-        return m.OffsetFetchResponse(tuple(groups))
-
-    return Verdict(structs.replace(request, groups=asked) if asked else None, complete)
-
-
-def _no_offsets(named: m.TopicPartitions) -> m.TopicOffsets:
-    return m.TopicOffsets(
-        named.topic,
-        tuple(m.PartitionOffset(p, -1, -1, "", _TOPIC_REFUSED) for p in named.partitions),
+    verdict = in_parts(
+        request,
+        request.groups,
+        lambda fetch: bool(access.groups[fetch.group_id] & _DESCRIBE),
+        _no_offsets,
+        asked="groups",
+        answered="groups",
     )
+    return verdict or Verdict(request, lambda response: response)
 
 
 def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdict | None:

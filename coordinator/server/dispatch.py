@@ -42,6 +42,9 @@ GROUPS_KNOWN_MAX: Final = 131_072
 
 # What takes no more steps than this takes less than a slice.
 _STEPS_AT_ONCE: Final = 100
+# So does a fetch of so many offsets, of which a topic takes as long as ten.
+_LOOKS_AT_ONCE: Final = 10_000
+_TOPIC_LOOKS: Final = 10
 
 # What an offset, a member or a group adds to an answer besides its names and bytes.
 _ITEM_BYTES: Final = 24
@@ -316,12 +319,13 @@ class Dispatcher:
             shard = self.known_shards.get(fetch.group_id) or self._shard_of(fetch.group_id)
             if shard is None:
                 call.fail(_E.INVALID_GROUP_ID, -1)
-            elif fetch.topics is None:
+            elif fetch.topics is None or _is_long(fetch.topics):
                 sees_topic = call.asker.sees_topic
-                looking = shard.core.fetch_all(fetch.group_id, sees_topic, limit_bytes)
+                looking = shard.core.fetch_in_slices(fetch, sees_topic, limit_bytes)
                 self._look_in_slices(call, shard, fetch.group_id, _whole_group(looking))
             elif not shard.refuses(call):
-                offsets = shard.core.fetch_offsets(fetch, limit_bytes)
+                sees_named = call.asker.sees_topic if call.is_narrowed else None
+                offsets = shard.core.fetch_offsets(fetch, sees_named, limit_bytes)
                 if offsets is None:
                     shard.tell(fetch.group_id, call, _TOO_LARGE, now)
                 else:
@@ -392,10 +396,8 @@ class Dispatcher:
 
         def looking() -> Generator[None, None, Raw | None]:
             left_bytes = budget.left_bytes
-            if fetch.topics is None:
-                found = yield from shard.core.fetch_all(group_id, sees_topic, left_bytes)
-                return budget.for_offsets(found)
-            return budget.for_offsets(shard.core.fetch_offsets(fetch, left_bytes))
+            found = yield from shard.core.fetch_in_slices(fetch, sees_topic, left_bytes)
+            return budget.for_offsets(found)
 
         yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
 
@@ -675,6 +677,14 @@ class NoGroup:
     def fail(self, error: int, _leader_epoch: int) -> None:
         """Send the failure."""
         self._call.fail(error, -1)
+
+
+def _is_long(topics: Sequence[m.TopicPartitions]) -> bool:
+    """Say whether to look up all of them takes longer than a slice; those of one topic never do."""
+    if len(topics) == 1:
+        return False
+    looks = sum([_TOPIC_LOOKS + len(named.partitions) for named in topics])
+    return looks > _LOOKS_AT_ONCE
 
 
 def _or_too_large(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:

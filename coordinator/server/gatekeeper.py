@@ -30,7 +30,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count as counter
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import trio
 from msgspec import structs
@@ -499,6 +499,7 @@ class Gate:
 class Narrowed(Call, eq=False):
     """What is allowed of a request; the answer to it becomes that to the whole one."""
 
+    is_narrowed: ClassVar[bool] = True
     whole: Call
     complete: Callable[[Any], m.Response]
 

@@ -1,10 +1,10 @@
 """Committed offsets: what is stored, logged and fetched is what was committed."""
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import msgpack
-import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
@@ -24,6 +24,7 @@ from protocol.messages import (
     GroupOffsets,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    OffsetDeleteRequest,
     PartitionCommit,
     PartitionOffset,
     TopicCommit,
@@ -33,13 +34,15 @@ from protocol.messages import (
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, returned
 from tests.group.topics_context import TopicsContext
-from tests.packed import ROOM, offsets_of
+from tests.packed import ROOM, fetched, fetched_in_slices, offsets_of, unpacked
 
 PARTITION = st.one_of(
     st.integers(0, 300), st.sampled_from([127, 128, 255, 256, 65_535, 65_536, INT32_MAX])
 )
 OFFSET = st.one_of(st.integers(0, 70_000), st.integers(0, INT64_MAX))
 EPOCH = st.sampled_from([-1, -1, 0, 5, 128, INT32_MAX])
+EVERYTHING = GroupFetch(GROUP, None)
+NOTHING = GroupOffsets("", 0, ())
 METADATA = st.one_of(st.just(""), st.text(max_size=8), st.text(min_size=30, max_size=40))
 VALUE = st.tuples(OFFSET, EPOCH, METADATA)
 
@@ -238,29 +241,114 @@ def test_a_fetch_shows_what_there_is_and_what_is_not(count: int) -> None:
     expected = GroupOffsets(GROUP, 0, tuple(map(answered, asked)))
     everything = GroupOffsets(GROUP, 0, (answered(asked[1]),))
 
-    assert context.shard.fetch_offsets(GroupFetch(GROUP, asked), ROOM) == expected
-    assert context.shard.fetch_offsets(GroupFetch(GROUP, None), ROOM) == everything
-    assert whole(context, ROOM) == everything
+    assert fetched(context.shard, GroupFetch(GROUP, asked)) == expected
+    assert fetched(context.shard, EVERYTHING) == everything
 
 
-def whole(context: Context, room: int) -> GroupOffsets | None:
-    """Return what a fetch of everything shows, None if it has no room."""
-    found = returned(context.shard.fetch_all(GROUP, lambda _topic: True, room))
-    return None if found is None else msgspec.msgpack.decode(encode(found), type=GroupOffsets)
-
-
-def test_a_fetch_of_everything_shows_one_moment_however_long_it_takes() -> None:
-    """It is made in slices, and what is committed in between must not show in a part of it."""
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_fetch_in_slices_shows_one_moment_however_long_it_takes(*, is_named: bool) -> None:
+    """What is committed in between must not show in a part of it."""
     context = Context(config=GroupConfig())
     commits_of(context, [PartitionCommit(p, 1, -1, "", None) for p in range(5_000)])
-    steps = context.shard.fetch_all(GROUP, lambda _topic: True, ROOM)
+    named = (TopicPartitions("t", tuple(range(5_000))),)
+    fetch = GroupFetch(GROUP, named) if is_named else EVERYTHING
+    steps = context.shard.fetch_in_slices(fetch, lambda _topic: True, ROOM)
     next(steps)
-    commits_of(context, [PartitionCommit(p, 2, -1, "", None) for p in range(5_000)])
-    found = msgspec.msgpack.decode(encode(returned(steps)), type=GroupOffsets)
+    commits_of(context, [PartitionCommit(p, 2, -1, "", None) for p in range(5_001)])
+    found = unpacked(returned(steps) or NOTHING)
 
-    assert {1} == {one.offset for one in found.topics[0].partitions}
-    assert {2} == {one.offset for one in (whole(context, ROOM) or found).topics[0].partitions}
-    assert whole(context, 20_000) is None
+    assert [1] * 5_000 == [one.offset for one in found.topics[0].partitions]
+    found = fetched(context.shard, fetch)
+    assert {2} == {one.offset for one in found.topics[0].partitions}
+    assert fetched_in_slices(context.shard, fetch, 20_000) is None
+
+
+CHANGE = st.tuples(
+    st.sampled_from(["commit", "commit", "delete", "delete the group"]),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+)
+
+
+def change(context: Context, offset: int, what: str, topics: list[str], numbers: list[int]) -> None:
+    """Commit *offset* for some partitions of some topics, or delete what there is of them."""
+    if what == "commit":
+        commits = tuple(PartitionCommit(p, offset, -1, "", None) for p in numbers)
+        named = tuple(TopicCommit(topic, commits) for topic in topics)
+        context.send(OffsetCommitRequest(GROUP, -1, "", None, named))
+    elif what == "delete":
+        deleted = tuple(TopicPartitions(topic, tuple(numbers)) for topic in topics)
+        context.send(OffsetDeleteRequest(GROUP, deleted))
+    else:
+        context.take(context.shard.delete_group(GROUP, context.now)[0])
+
+
+class Look:
+    """A fetch of everything that is under way."""
+
+    def __init__(self, context: Context) -> None:
+        self.expected = fetched(context.shard, EVERYTHING)
+        self.found: GroupOffsets | None = None
+        self._steps = context.shard.fetch_in_slices(EVERYTHING, lambda _topic: True, ROOM)
+        self.go_on(1)
+
+    def go_on(self, steps: int) -> None:
+        """Take so many steps, if there are as many."""
+        try:
+            for _ in range(steps):
+                next(self._steps)
+        except StopIteration as end:
+            self.found = self.found or unpacked(end.value)
+
+
+@given(st.lists(st.tuples(CHANGE, st.integers(0, 2)), max_size=20))
+def test_a_commit_over_several_topics_is_never_seen_by_half(
+    changes: list[tuple[Any, int]],
+) -> None:
+    """Nor a topic that came later, nor the lack of one that went; and many may look at once."""
+    context = Context(config=GroupConfig())
+    looks: list[Look] = []
+    for offset, (changed, steps) in enumerate(changes):
+        change(context, offset, *changed)
+        for look in looks:
+            look.go_on(steps)
+        looks.append(Look(context))
+    for look in looks:
+        look.go_on(100)
+
+    assert [look.expected for look in looks] == [look.found for look in looks]
+
+
+def test_nothing_is_kept_for_who_looks_no_more() -> None:
+    """A client that leaves in the middle would make every commit pay for it."""
+    context = Context(config=GroupConfig())
+    commits_of(context, [PartitionCommit(0, 1, -1, "", None)])
+    steps = context.shard.fetch_in_slices(EVERYTHING, lambda _topic: True, ROOM)
+    next(steps)
+    group = context.shard.groups[GROUP]
+    assert len(group.pictures) == 1
+    del steps
+
+    assert not group.pictures
+
+
+def test_a_fetch_of_everything_copies_nothing_at_once() -> None:
+    """To copy the offsets of 100,000 topics took 49 ms, in which nobody else was heard."""
+    context = Context(config=GroupConfig())
+    topics = [f"t{n}" for n in range(5_000)]
+    commits = (PartitionCommit(0, 1, -1, "", None),)
+    named = tuple(TopicCommit(topic, commits) for topic in topics)
+    context.send(OffsetCommitRequest(GROUP, -1, "", None, named))
+    steps = context.shard.fetch_in_slices(EVERYTHING, lambda _topic: True, ROOM)
+    tracemalloc.start()
+    try:
+        next(steps)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 50 * len(topics)
+    assert sorted(topics) == [one.topic for one in unpacked(returned(steps) or NOTHING).topics]
 
 
 def test_a_fetch_that_is_too_large_is_not_made() -> None:
@@ -269,7 +357,7 @@ def test_a_fetch_that_is_too_large_is_not_made() -> None:
     commits_of(context, [PartitionCommit(0, 5, -1, "x" * 4_000, None)])
     fetch = GroupFetch(GROUP, (TopicPartitions("t", (0,) * 10_000),))
 
-    assert context.shard.fetch_offsets(fetch, 10_000 * 4_000) is None
+    assert context.shard.fetch_offsets(fetch, None, 10_000 * 4_000) is None
 
 
 @pytest.mark.parametrize("partitions", [(0,), (0, 1, 1_000), (1_000,) * 50])
@@ -279,10 +367,10 @@ def test_a_fetch_that_just_fits_is_made(partitions: tuple[int, ...], metadata: s
     context = Context()
     commits_of(context, [PartitionCommit(p, p, -1, metadata, None) for p in {*partitions}])
     fetch = GroupFetch(GROUP, (TopicPartitions("t", partitions),))
-    found = context.shard.fetch_offsets(fetch, ROOM)
+    found = context.shard.fetch_offsets(fetch, None, ROOM)
     assert found is not None
 
-    assert context.shard.fetch_offsets(fetch, len(encode(found))) == found
+    assert context.shard.fetch_offsets(fetch, None, len(encode(found))) == found
 
 
 def errors_of(context: Context, partitions: range, member_id: str = "") -> list[int]:

@@ -141,11 +141,11 @@ def test_a_request_needs_its_rights_and_no_others(kind: type[m.Request]) -> None
         rest = [rule(*right) for right in needs if right != left_out]
         denied = rule(*left_out, allow=False)
         verdict = refused(access(*rest, rule(*left_out), denied), request)
-        response = None
-        if (kind, left_out[1]) == (m.OffsetFetchRequest, T.TOPIC):  # The group is asked for.
-            response = m.OffsetFetchResponse((m.GroupOffsets("etl", 0, ()),))
-        assert (verdict.request is None) == (response is None)
-        assert errors_of(verdict.complete(response)) - {0} == {ERRORS[left_out[1]]}
+        if (kind, left_out[1]) == (m.OffsetFetchRequest, T.TOPIC):  # Who looks refuses them.
+            assert verdict.request == request
+            continue
+        assert verdict.request is None
+        assert errors_of(verdict.complete(None)) - {0} == {ERRORS[left_out[1]]}
 
 
 @pytest.mark.parametrize("kind", MATRIX, ids=lambda kind: kind.__name__)
@@ -243,44 +243,31 @@ def test_an_answer_is_completed_by_the_rules_at_its_question() -> None:
     """Those that change while it is on its way must not mix up whose answer is whose."""
     rules = rules_of(rule(Op.READ, T.GROUP, "etl"), rule(Op.READ, T.TOPIC, "mine"))
     found = Authorizer(rules, is_on=True, is_registered=bool).access(ALICE, HOST)
-    fetch = m.GroupFetch("etl", (m.TopicPartitions("a", (0,)), m.TopicPartitions("mine", (0,))))
-    verdict = refused(found, m.OffsetFetchRequest((fetch,), False))
+    verdict = refused(found, commit("a", "mine"))
     rules.replay(RuleAdded(rule(Op.ALL, T.TOPIC)))
     verdict_of(found, commit("a"))
-    offsets = m.TopicOffsets("mine", (m.PartitionOffset(0, 5, -1, "", 0),))
-    answer = verdict.complete(m.OffsetFetchResponse((m.GroupOffsets("etl", 0, (offsets,)),)))
+    done = m.TopicResult("mine", (m.PartitionResult(0, 0),))
+    answer = verdict.complete(m.OffsetCommitResponse(0, (done,)))
 
-    assert isinstance(answer, m.OffsetFetchResponse)
-    assert [t.topic for t in answer.groups[0].topics] == ["a", "mine"]
-    assert [t.partitions[0].error for t in answer.groups[0].topics] == [29, 0]
+    assert isinstance(answer, m.OffsetCommitResponse)
+    assert [(t.topic, t.partitions[0].error) for t in answer.topics] == [("a", 29), ("mine", 0)]
 
 
 def test_what_a_fetch_may_not_is_refused_in_its_place() -> None:
-    """Groups, and topics that are named; the answer may be packed already."""
-    found = access(
-        rule(Op.DESCRIBE, T.GROUP, "etl"),
-        rule(Op.DESCRIBE, T.TOPIC, "m", pattern=PatternType.PREFIXED),
-    )
+    """Groups here; a topic that is named by who looks, so that it asks for all of them."""
+    found = access(rule(Op.DESCRIBE, T.GROUP, "etl"), rule(Op.DESCRIBE, T.TOPIC, "mine"))
     named = (m.TopicPartitions("x", (7,)), m.TopicPartitions("mine", (0,)))
-    request = m.OffsetFetchRequest(
-        (m.GroupFetch("other", None), m.GroupFetch("etl", named), m.GroupFetch("etl", None)), False
-    )
-    verdict = refused(found, request)
-    assert verdict.request == m.OffsetFetchRequest(
-        (m.GroupFetch("etl", named[1:]), m.GroupFetch("etl", None)), False
-    )
-    mine = m.TopicOffsets("mine", (m.PartitionOffset(0, 5, -1, "", 0),))
-    first = m.GroupOffsets("etl", 0, (mine,))
-    packed: Any = Raw(encode(first))
-    answer: Any = verdict.complete(m.OffsetFetchResponse((first, packed)))
+    left = (m.GroupFetch("etl", named), m.GroupFetch("etl", None))
+    verdict = refused(found, m.OffsetFetchRequest((m.GroupFetch("other", None), *left), False))
+    assert verdict.request == m.OffsetFetchRequest(left, False)
+    packed: Any = Raw(encode(m.GroupOffsets("etl", 0, ())))
+    answer: Any = verdict.complete(m.OffsetFetchResponse((packed, packed)))
+    assert answer.groups == (m.GroupOffsets("other", 30, ()), packed, packed)
 
-    assert [(g.group_id, g.error) for g in answer.groups[:2]] == [("other", 30), ("etl", 0)]
-    assert answer.groups[1].topics == (
-        m.TopicOffsets("x", (m.PartitionOffset(7, -1, -1, "", 29),)),
-        mine,
-    )
-    assert answer.groups[2] is packed
-    assert verdict.complete(m.OffsetFetchResponse((packed, packed))) == answer
+    request = m.OffsetFetchRequest(left[:1], False)
+    verdict = refused(found, request)
+    assert verdict.request == request
+    assert verdict.complete(answer) is answer
 
 
 def test_a_long_answer_is_not_looked_through_again() -> None:

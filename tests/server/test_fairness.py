@@ -70,13 +70,31 @@ async def test_an_answer_stops_growing_at_its_limit(
 
             return count
 
-        for name in ("fetch_offsets", "fetch_all", "describe_group"):
+        for name in ("fetch_in_slices", "describe_group"):
             monkeypatch.setattr(core, name, counted(name))
 
         assert BareError(ErrorCode.RESPONSE_TOO_LARGE) == await client.ask(request_)
 
         assert len(made) < 8_000
         assert HeartbeatResponse is type(await client.ask(beat(member_id)))
+
+
+async def test_a_long_fetch_is_made_in_slices(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A request of 1 MiB asks for a million offsets, which took 0.2 s at once."""
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit(7))
+        monkeypatch.setattr(w.node.shard_of("g").core, "fetch_offsets", None)
+        often = GroupFetch("g", (TopicPartitions("t", (0,) * 1_000),) * 10)
+        many = GroupFetch("g", tuple(TopicPartitions(f"t{n}", (0,)) for n in range(1_000)))
+        for fetch, expected in ((often, {7}), (many, {-1})):
+            found: Any = await client.ask(OffsetFetchRequest((fetch,), False))
+            topics = found.groups[0].topics
+
+            assert [one.topic for one in fetch.topics or ()] == [one.topic for one in topics]
+            assert {one.offset for topic in topics for one in topic.partitions} == expected
 
 
 async def test_an_answer_within_the_limit_is_whole(autojump_clock: MockClock) -> None:

@@ -139,6 +139,29 @@ async def test_of_a_group_only_topics_that_are_seen_are_shown(tmp_path: Path) ->
             assert [[t.topic for t in g.topics] for g in found.groups] == [["t"]] * times
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("topics", [1, 2_000])
+async def test_what_a_fetch_may_not_is_refused_in_its_place(
+    groups: int, topics: int, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whether it is long or short, alone or with others; and the audit hears of it."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await admin.ask(commit(7))
+        await grant(admin, (Op.DESCRIBE, T.GROUP, "g"), (Op.DESCRIBE, T.TOPIC, "t"))
+        asked = (m.TopicPartitions("secret", (3,)), m.TopicPartitions("t", (0, 1))) * topics
+        fetches = (m.GroupFetch("g", asked),) * groups
+        found: Any = await alice.ask(m.OffsetFetchRequest(fetches, False))
+        refused = m.TopicOffsets("secret", (m.PartitionOffset(3, -1, -1, "", 29),))
+        shown = (m.PartitionOffset(0, 7, -1, "", 0), m.PartitionOffset(1, -1, -1, "", 0))
+
+        assert (
+            found.groups
+            == (m.GroupOffsets("g", 0, (refused, m.TopicOffsets("t", shown)) * topics),) * groups
+        )
+        assert told(here, "access.refused")[-1]["why"] == "no right to all of it"
+
+
 async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:
     """All offsets of a group, say: whoever reads the audit would look for an attack."""
     async with guarded(tmp_path) as here:

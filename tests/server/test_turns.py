@@ -12,7 +12,13 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.runtime.poller import SLICE_S
-from protocol.messages import ListGroupsRequest, ListGroupsResponse, Request
+from protocol.messages import (
+    GroupFetch,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetFetchRequest,
+    Request,
+)
 from tests.server.test_sockets import door, peers, until
 from tests.server.world import Client, World, beat, commit, world
 
@@ -171,6 +177,29 @@ async def test_what_nobody_waits_for_any_more_is_not_made(
         assert trio.current_time() < 64 * SLICE_S
         monkeypatch.undo()
         assert ListGroupsResponse(0, ()) == await w.connect().ask(ListGroupsRequest((), ()))
+
+
+async def test_what_was_half_made_ends_with_its_client(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch of all offsets would have every commit keep the old ones for it."""
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit())
+        core = w.node.shard_of("g").core
+        fetch_in_slices = core.fetch_in_slices
+
+        def looking(*asked: Any) -> Iterator[None]:
+            for _ in fetch_in_slices(*asked):
+                for _ in range(10):
+                    autojump_clock.jump(SLICE_S)
+                    yield
+
+        monkeypatch.setattr(core, "fetch_in_slices", looking)
+        client.send(OffsetFetchRequest((GroupFetch("g", None),), False))
+        await until_soon(lambda: len(core.groups["g"].pictures) == 1)
+        client.transport.reset()
+        await until_soon(lambda: not core.groups["g"].pictures)
 
 
 async def test_a_list_over_a_partition_that_is_loaded_again_meanwhile_is_refused(
