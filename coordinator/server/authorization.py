@@ -7,13 +7,15 @@ is refused is refused alike whether it exists or not, and is not in any list. A 
 several things is answered for those that are allowed: a `Verdict` says what is left to ask, and
 puts the refusals into the answer, each in its place.
 
+Where 10,000 may be named, these are judged a few at a time: such a check is a generator, and its
+verdict is as of the moment of its last step if rules haven't changed since the first one.
+
 A session keeps one `Access`, its principal's from its host. What that may do with a group or topic
 is looked up in the rules once, and kept as a mask of operations until rules change.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -26,6 +28,8 @@ from protocol.messages import error_response
 
 # Resources of each type that one `Access` keeps; then it begins anew.
 NAMES_KEPT: Final = 10_000
+# So many names are judged in a tenth of a millisecond, or ten where prefixes have many lengths.
+_PARTS_AT_ONCE: Final = 50
 
 _E = ErrorCode
 _EVERYTHING: Final = sum(operation.bit for operation in Operation)
@@ -174,6 +178,8 @@ class Access:
 
 
 Check = Callable[[Access, Any], Verdict | None]
+Steps = Generator[None, None, Verdict | None]
+Judging = Callable[[Access, Any], Steps]
 
 
 # --- refusals, whole and in parts -----------------------------------------------------------
@@ -191,7 +197,7 @@ def in_parts(
     *,
     asked: str,
     answered: str,
-) -> Verdict | None:
+) -> Steps:
     """Ask for the parts that are allowed, which are answered in their order.
 
     Args:
@@ -202,11 +208,16 @@ def in_parts(
         asked: The field of the request that has the parts.
         answered: The field of the response that has their answers.
     """
-    parts = list(parts)
-    flags = [is_allowed(part) for part in parts]  # As it is now: rules may change meanwhile.
-    if all(flags):
+    parts = tuple(parts)
+    refusals: list[Any] = []  # Of each part; None: it is allowed, by the rules as they are now.
+    for at in range(0, len(parts), _PARTS_AT_ONCE):
+        if at:
+            yield
+        some = parts[at : at + _PARTS_AT_ONCE]
+        refusals += [None if is_allowed(part) else refused(part) for part in some]
+    if not any(refusals):
         return None
-    left = tuple(compress(parts, flags))
+    left = tuple([part for part, no in zip(parts, refusals, strict=True) if no is None])
 
     def complete(response: Any) -> m.Response:
         if response is None:
@@ -214,25 +225,22 @@ def in_parts(
         elif getattr(response, "error", None):  # A `BareError`, or one of the whole answer.
             found: m.Response = response
             return found
-        merged = _merged(parts, flags, getattr(response, answered), refused)
+        answers = iter(getattr(response, answered))
+        merged = tuple([next(answers) if no is None else no for no in refusals])
         whole: m.Response = structs.replace(response, **{answered: merged})
         return whole
 
     return Verdict(structs.replace(request, **{asked: left}) if left else None, complete)
 
 
-def _merged(
-    parts: Iterable[Any],
-    flags: Iterable[bool],
-    answers: Iterable[Any],
-    refused: Callable[[Any], Any],
-) -> tuple[Any, ...]:
-    """Return an answer for each part: the next of *answers* where its flag is set."""
-    left = iter(answers)
-    return tuple(
-        next(left) if is_allowed else refused(part)
-        for part, is_allowed in zip(parts, flags, strict=True)
-    )
+def at_once(steps: Steps) -> Verdict | None:
+    """Take all *steps*, which are few."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            verdict: Verdict | None = end.value
+            return verdict
 
 
 # --- what requests of one kind need ---------------------------------------------------------
@@ -264,10 +272,10 @@ def _group(operation: Operation) -> Check:
 
 def _groups(
     operation: Operation, refused: Callable[[str], Any], answered: str, *, once: bool = False
-) -> Check:
+) -> Judging:
     """Need *operation* with each group that is named; those named twice answered *once*."""
 
-    def check(access: Access, request: Any) -> Verdict | None:
+    def judging(access: Access, request: Any) -> Steps:
         named = request.group_ids
         return in_parts(
             request,
@@ -278,7 +286,7 @@ def _groups(
             answered=answered,
         )
 
-    return check
+    return judging
 
 
 def _no_partitions(topic: Any) -> m.TopicResult:
@@ -288,13 +296,8 @@ def _no_partitions(topic: Any) -> m.TopicResult:
     return m.TopicResult(topic.topic, refused)
 
 
-def _topics(access: Access, request: Any, bit: int) -> Verdict | None:
+def _topics(access: Access, request: Any, bit: int) -> Steps:
     """Need an operation with each topic whose partitions are named."""
-    for named in request.topics:
-        if not access.topics[named.topic] & bit:
-            break
-    else:
-        return None
     return in_parts(
         request,
         request.topics,
@@ -305,16 +308,16 @@ def _topics(access: Access, request: Any, bit: int) -> Verdict | None:
     )
 
 
-def _group_and_topics(operation: Operation) -> Check:
+def _group_and_topics(operation: Operation) -> Judging:
     """Need *operation* with the group, and READ with each topic."""
     bit = operation.bit
 
-    def check(access: Access, request: Any) -> Verdict | None:
+    def judging(access: Access, request: Any) -> Steps:
         if not access.groups[request.group_id] & bit:
             return _refused(request, ResourceType.GROUP)
-        return _topics(access, request, _READ)
+        return (yield from _topics(access, request, _READ))
 
-    return check
+    return judging
 
 
 _reads_group_and_topics: Final = _group_and_topics(Operation.READ)
@@ -329,14 +332,14 @@ def _commit(access: Access, request: m.OffsetCommitRequest) -> Verdict | None:
                 break
         else:
             return None
-    return _reads_group_and_topics(access, request)
+    return at_once(_reads_group_and_topics(access, request))
 
 
-def _alter_offsets(access: Access, request: m.AlterOffsetsRequest) -> Verdict | None:
+def _alter_offsets(access: Access, request: m.AlterOffsetsRequest) -> Steps:
     """As a commit; and ALTER for what a commit can't do: take members out."""
     operation = Operation.ALTER if request.remove_owners else Operation.READ
     verdict = _group(operation)(access, request) or _group(Operation.READ)(access, request)
-    return verdict or _topics(access, request, _READ)
+    return verdict or (yield from _topics(access, request, _READ))
 
 
 def _no_offsets(fetch: m.GroupFetch) -> m.GroupOffsets:
@@ -357,7 +360,12 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
             break
     else:
         return None
-    verdict = in_parts(
+    return at_once(_fetches(access, request))
+
+
+def _fetches(access: Access, request: m.OffsetFetchRequest) -> Steps:
+    """Do the same for any number."""
+    verdict = yield from in_parts(
         request,
         request.groups,
         lambda fetch: bool(access.groups[fetch.group_id] & _DESCRIBE),
@@ -365,15 +373,30 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
         asked="groups",
         answered="groups",
     )
-    return verdict or Verdict(request, lambda response: response)
+    if verdict is not None:
+        return verdict
+    for fetch in request.groups:
+        topics = [named.topic for named in fetch.topics or ()]
+        if not (yield from _are_all(access.sees_topic, topics)):
+            return Verdict(request, lambda response: response)
+    return None
 
 
-def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdict | None:
+def _are_all(is_seen: Callable[[str], bool], names: Sequence[str]) -> Generator[None, None, bool]:
+    for at in range(0, len(names), _PARTS_AT_ONCE):
+        yield
+        if not all(map(is_seen, names[at : at + _PARTS_AT_ONCE])):
+            return False
+    return True
+
+
+def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Steps:
     """CREATE with the topic or the cluster, and ALTER with one that is there.
 
     A consumer that tells what it reads, which makes nothing smaller and bounds nothing, needs READ.
     """
     creates_all = bool(access.cluster() & Operation.CREATE.bit)
+    names = [asked.topic for asked in request.topics]
 
     def is_allowed(asked: m.TopicRegistration) -> bool:
         mask = access.topics[asked.topic]
@@ -383,17 +406,21 @@ def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdic
             return bool(mask & Operation.ALTER.bit)
         return creates_all or bool(mask & Operation.CREATE.bit)
 
-    return in_parts(
-        request,
-        request.topics,
-        is_allowed,
-        lambda asked: m.RegisteredTopic(asked.topic, _TOPIC_REFUSED, None, -1),
-        asked="topics",
-        answered="topics",
-    )
+    while True:
+        registered = list(map(access.is_registered, names))
+        verdict = yield from in_parts(
+            request,
+            request.topics,
+            is_allowed,
+            lambda asked: m.RegisteredTopic(asked.topic, _TOPIC_REFUSED, None, -1),
+            asked="topics",
+            answered="topics",
+        )
+        if registered == list(map(access.is_registered, names)):  # Else some came meanwhile.
+            return verdict
 
 
-def _delete_topics(access: Access, request: m.DeleteTopicsRequest) -> Verdict | None:
+def _delete_topics(access: Access, request: m.DeleteTopicsRequest) -> Steps:
     """DELETE with each topic."""
     return in_parts(
         request,
@@ -405,7 +432,7 @@ def _delete_topics(access: Access, request: m.DeleteTopicsRequest) -> Verdict | 
     )
 
 
-def _describe_topics(access: Access, request: m.DescribeTopicsRequest) -> Verdict | None:
+def _describe_topics(access: Access, request: m.DescribeTopicsRequest) -> Steps:
     """DESCRIBE with each topic.
 
     Where none are named, `Topics.describe` is given `Access.sees_topic`: whoever cuts a list into
@@ -413,30 +440,32 @@ def _describe_topics(access: Access, request: m.DescribeTopicsRequest) -> Verdic
     """
     if request.topics is None:
         return None
-    return in_parts(
-        request,
-        dict.fromkeys(request.topics),
-        access.sees_topic,
-        lambda name: m.DescribedTopic(name, _TOPIC_REFUSED, -1, (), ()),
-        asked="topics",
-        answered="topics",
+    return (
+        yield from in_parts(
+            request,
+            dict.fromkeys(request.topics),
+            access.sees_topic,
+            lambda name: m.DescribedTopic(name, _TOPIC_REFUSED, -1, (), ()),
+            asked="topics",
+            answered="topics",
+        )
     )
 
 
-def _report_ends(access: Access, request: m.ReportEndOffsetsRequest) -> Verdict | None:
+def _report_ends(access: Access, request: m.ReportEndOffsetsRequest) -> Steps:
     """WRITE with each topic: who reports is its source."""
     return _topics(access, request, Operation.WRITE.bit)
 
 
-def _scan(access: Access, request: m.ScanOffsetsRequest) -> Verdict | None:
+def _scan(access: Access, request: m.ScanOffsetsRequest) -> Steps:
     """DESCRIBE with the cluster, or with all groups and topics that are named."""
     if access.cluster() & _DESCRIBE:
         return None
     if request.group_ids is None or request.topics is None:
         return _refused(request, ResourceType.CLUSTER)
-    if not all(access.groups[name] & _DESCRIBE for name in request.group_ids):
+    if not (yield from _are_all(access.sees_group, request.group_ids)):
         return _refused(request, ResourceType.GROUP)
-    if not all(map(access.sees_topic, request.topics)):
+    if not (yield from _are_all(access.sees_topic, request.topics)):
         return _refused(request, ResourceType.TOPIC)
     return None
 
@@ -448,10 +477,10 @@ def _no_coordinator(group_id: str) -> m.CoordinatorOfGroup:
 _describes_groups: Final = _groups(Operation.DESCRIBE, _no_coordinator, "coordinators")
 
 
-def _find_coordinator(access: Access, request: m.FindCoordinatorRequest) -> Verdict | None:
+def _find_coordinator(access: Access, request: m.FindCoordinatorRequest) -> Steps:
     """DESCRIBE with each group; nothing where no groups are asked about."""
     is_about_groups = request.key_type == m.KEY_TYPE_GROUP
-    return _describes_groups(access, request) if is_about_groups else None
+    return (yield from _describes_groups(access, request)) if is_about_groups else None
 
 
 def _no_description(group_id: str) -> m.DescribedGroup:
@@ -466,9 +495,30 @@ _sees_cluster: Final = _cluster(Operation.DESCRIBE)
 _alters_cluster: Final = _cluster(Operation.ALTER)
 _reads_group: Final = _group(Operation.READ)
 
-NEEDS: Final[Mapping[type[m.Request], Check]] = {
-    m.ApiVersionsRequest: _nothing,
+# Of the requests that may name 10,000 groups or topics: to judge these takes a tenth of a second.
+IN_SLICES: Final[Mapping[type[m.Request], Judging]] = {
     m.FindCoordinatorRequest: _find_coordinator,
+    m.OffsetCommitRequest: _reads_group_and_topics,
+    m.OffsetFetchRequest: _fetches,
+    m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
+    m.AlterOffsetsRequest: _alter_offsets,
+    m.DescribeGroupsRequest: _groups(Operation.DESCRIBE, _no_description, "groups"),
+    m.DeleteGroupsRequest: _groups(Operation.DELETE, _no_deletion, "groups", once=True),
+    m.RegisterTopicsRequest: _register_topics,
+    m.DeleteTopicsRequest: _delete_topics,
+    m.DescribeTopicsRequest: _describe_topics,
+    m.ReportEndOffsetsRequest: _report_ends,
+    m.ScanOffsetsRequest: _scan,
+}
+
+
+def _few(judging: Judging) -> Check:
+    return lambda access, request: at_once(judging(access, request))
+
+
+NEEDS: Final[Mapping[type[m.Request], Check]] = {
+    **{kind: _few(judging) for kind, judging in IN_SLICES.items()},
+    m.ApiVersionsRequest: _nothing,
     m.DescribeClusterRequest: _nothing,  # As FindCoordinator tells everybody where nodes are.
     m.JoinGroupRequest: _reads_group,
     m.SyncGroupRequest: _reads_group,
@@ -478,21 +528,12 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.DrainMemberRequest: _reads_group,
     m.OffsetCommitRequest: _commit,
     m.OffsetFetchRequest: _offset_fetch,
-    m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
-    m.AlterOffsetsRequest: _alter_offsets,
-    m.DescribeGroupsRequest: _groups(Operation.DESCRIBE, _no_description, "groups"),
     # Made in slices, which leave out what isn't seen (`Asker`): no page ends at a hidden name.
     m.ListGroupsRequest: _nothing,
     m.SummarizeGroupsRequest: _nothing,
-    m.DeleteGroupsRequest: _groups(Operation.DELETE, _no_deletion, "groups", once=True),
     m.AlterGroupRetentionRequest: _group(Operation.ALTER),
     m.DescribeRebalancesRequest: _group(Operation.DESCRIBE),
     m.DescribeLagRequest: _group(Operation.DESCRIBE),  # Likewise, of its topics.
-    m.RegisterTopicsRequest: _register_topics,
-    m.DeleteTopicsRequest: _delete_topics,
-    m.DescribeTopicsRequest: _describe_topics,
-    m.ReportEndOffsetsRequest: _report_ends,
-    m.ScanOffsetsRequest: _scan,
     m.ReadOffsetChangesRequest: _sees_cluster,
     m.DescribeNodeRequest: _sees_cluster,
     m.DescribeSettingsRequest: _cluster(Operation.DESCRIBE_CONFIGS),

@@ -13,7 +13,8 @@ nobody tries more than ten passwords a second from one address, however many con
 Whoever comes while the latest that is allowed is taken isn't looked at, and is cut off.
 
 *May he.* `NEEDS` says so. What is refused of a request never reaches the dispatcher: it
-gets the rest (`Narrowed`), and the refusals are put into the answer to that.
+gets the rest (`Narrowed`), and the refusals are put into the answer to that. A request that may
+name much is judged over several turns of its session, before it is dispatched (`has_judged`).
 
 *Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
 joined with them. To others they are unknown. Who may ALTER the group may take members out.
@@ -43,7 +44,16 @@ from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
 from coordinator.server.addresses import counted_as
 from coordinator.server.attempts import Attempts
-from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict, in_parts
+from coordinator.server.authorization import (
+    IN_SLICES,
+    NEEDS,
+    Access,
+    Authorizer,
+    Steps,
+    Verdict,
+    at_once,
+    in_parts,
+)
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
@@ -259,6 +269,7 @@ class Gate:
         self._access: Access | None = None
         self._rules = keeper.authorizer.rules
         self._ends_wall_ms = _NEVER_MS
+        self._judging: _Judging | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -302,12 +313,35 @@ class Gate:
 
     # --- requests -----------------------------------------------------------------------
 
+    def has_judged(self, request: Any, is_over: Callable[[], bool]) -> bool:
+        """Judge a long *request*, which is the next one, until *is_over*; say whether that is done.
+
+        Then it must be dispatched at once. It is judged anew when the rules have changed meanwhile:
+        what is decided is always what is allowed at that moment.
+        """
+        judging, self._judging = self._judging, None
+        access, in_slices = self._access, IN_SLICES.get(type(request))
+        if access is None or access.is_free or in_slices is None:
+            return True
+        if access.version != self._rules.version and not self._knows_rules(access):
+            return True
+        if judging is None or judging.request is not request or judging.version != access.version:
+            judging = _Judging(request, access.version, in_slices(access, request))
+        self._judging = judging
+        return judging.go_on(is_over)
+
+    def _judged(self, access: Access, request: Any) -> Verdict | None:
+        judging, self._judging = self._judging, None
+        if judging is not None and judging.request is request:
+            return judging.verdict
+        return NEEDS[type(request)](access, request)
+
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
         """Have decided of *call* what is allowed."""
         access = self._access
         request: Any = call.request
         kind = type(request)
-        verdict_on = _RIGHTS.get(kind)
+        verdict_on = _RIGHTS.get(kind) if self._judging is None else self._judged
         if access is None or verdict_on is None or now.wall_ms >= self._ends_wall_ms:
             self._dispatch_before_rights(call, request, caller, now)
         elif access.version != self._rules.version and not self._knows_rules(access):
@@ -386,15 +420,17 @@ class Gate:
         if group is None or access.may_with_group(request.group_id, Operation.ALTER):
             self._dispatcher.dispatch(call, caller, now)
             return
-        verdict = in_parts(
-            request,
-            request.members,
-            lambda one: (
-                not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
-            ),
-            _not_yours,
-            asked="members",
-            answered="members",
+        verdict = at_once(
+            in_parts(
+                request,
+                request.members,
+                lambda one: (
+                    not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
+                ),
+                _not_yours,
+                asked="members",
+                answered="members",
+            )
         )
         if verdict is None:
             self._dispatcher.dispatch(call, caller, now)
@@ -494,6 +530,32 @@ class Gate:
             **_asked(request),
             **fields,
         )
+
+
+class _Judging:
+    """A request that is judged a few names at a time.
+
+    Attributes:
+        version: Of the rules.
+        verdict: Once all are judged.
+    """
+
+    def __init__(self, request: m.Request, version: int, steps: Steps) -> None:
+        self.request = request
+        self.version = version
+        self.verdict: Verdict | None = None
+        self._steps = steps
+
+    def go_on(self, is_over: Callable[[], bool]) -> bool:
+        """Judge some more, until *is_over*; say whether all are judged."""
+        try:
+            next(self._steps)
+            while not is_over():
+                next(self._steps)
+        except StopIteration as end:
+            self.verdict = end.value
+            return True
+        return False
 
 
 class Narrowed(Call, eq=False):

@@ -73,6 +73,8 @@ _TURN_REQUESTS: Final = 64
 _TURN_S: Final = 0.002
 # To read so much takes a millisecond at most.
 _LONG_REQUEST_BYTES: Final = 16 * 1024
+# To judge all names that fit into so much takes two.
+_MANY_NAMES_BYTES: Final = 4 * 1024
 # What has been read of a frame, or is still to be answered, counts by the byte; so do answers that
 # are long, before they leave.
 _LONG_ANSWER_BYTES: Final = 64 * 1024
@@ -493,7 +495,7 @@ class Session:
         clock_s = self._clock_s
         taken, must_pause, is_slow = 0, not calls and self._must_pause(), False
         for call in calls:
-            if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
+            if call.size_bytes > _MANY_NAMES_BYTES and self._must_wait(call, began_s, is_own):
                 break
             self._take(call, now)
             taken += 1
@@ -510,6 +512,15 @@ class Session:
             self.deadlines.between_frames(now.mono_ms)
         if self._is_timed:
             self._pay()
+
+    def _must_wait(self, call: SessionCall | BadRequest, began_s: float, is_own: bool) -> bool:
+        """Say whether a long *call* has to wait: for its own turn, or until it is judged."""
+        if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
+            return True
+        if self.gate is None or type(call) is BadRequest:
+            return False
+        clock_s = self._clock_s
+        return not self.gate.has_judged(call.request, lambda: clock_s() - began_s >= _TURN_S)
 
     def _end_turn(self, now_ms: int, *, must_pause: bool) -> None:
         if must_pause:

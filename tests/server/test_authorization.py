@@ -6,7 +6,14 @@ import pytest
 from msgspec import Raw, structs
 
 from coordinator.group.acls import Rule, RuleAdded, RuleRemoved, Rules
-from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict
+from coordinator.server.authorization import (
+    IN_SLICES,
+    NEEDS,
+    Access,
+    Authorizer,
+    Verdict,
+    at_once,
+)
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.codec import encode
@@ -99,9 +106,17 @@ def access(*rules: Rule, registered: tuple[str, ...] = (), **options: Any) -> Ac
 
 
 def verdict_of(found: Access, request: m.Request) -> Verdict | None:
-    """Return the verdict as a gate finds it."""
+    """Return the verdict as a gate finds it; in slices it is the same."""
     found.refresh()
-    return None if found.is_free else NEEDS[type(request)](found, request)
+    if found.is_free:
+        return None
+    verdict = NEEDS[type(request)](found, request)
+    in_slices = IN_SLICES.get(type(request))
+    if in_slices is not None:
+        same = at_once(in_slices(found, request))
+        assert (same and same.request) == (verdict and verdict.request)
+        assert (same is None) == (verdict is None)
+    return verdict
 
 
 def refused(found: Access, request: m.Request) -> Verdict:
@@ -281,6 +296,87 @@ def test_a_long_answer_is_not_looked_through_again() -> None:
         REQUESTS[m.SummarizeGroupsRequest],
     ):
         assert verdict_of(found, request) is None
+
+
+MANY: Final = tuple(f"t{n}" for n in range(1_000))
+LONG: Final = (
+    m.FindCoordinatorRequest(0, MANY),
+    m.OffsetCommitRequest(
+        "etl",
+        -1,
+        "",
+        None,
+        tuple(m.TopicCommit(t, (m.PartitionCommit(0, 5, -1, "", None),)) for t in MANY),
+    ),
+    m.OffsetFetchRequest(
+        (m.GroupFetch("etl", tuple(m.TopicPartitions(t, (0,)) for t in MANY)),), False
+    ),
+    m.OffsetFetchRequest(tuple(m.GroupFetch(t, None) for t in MANY), False),
+    m.OffsetDeleteRequest("etl", tuple(m.TopicPartitions(t, (0,)) for t in MANY)),
+    m.AlterOffsetsRequest(
+        "etl",
+        tuple(m.AlteredTopic(t, (m.AlteredOffset(0, 5, -1, "", None),)) for t in MANY),
+        False,
+        None,
+    ),
+    m.DescribeGroupsRequest(MANY),
+    m.DeleteGroupsRequest(MANY),
+    m.RegisterTopicsRequest(
+        tuple(m.TopicRegistration(t, 1, None) for t in MANY), is_observed=False
+    ),
+    m.DeleteTopicsRequest(MANY),
+    m.DescribeTopicsRequest(MANY, None, False, "", 0),
+    m.ReportEndOffsetsRequest(tuple(m.TopicEnds(t, ()) for t in MANY)),
+    m.ScanOffsetsRequest(0, b"", 5, True, ("etl",), MANY),
+    m.ScanOffsetsRequest(0, b"", 5, True, MANY, ("t1",)),
+)
+
+
+@pytest.mark.parametrize("request_", LONG, ids=lambda request: type(request).__name__)
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_many_names_are_judged_a_few_at_a_time(
+    request_: m.Request, *, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look up the rights to 10,000 topics took 40 ms, in which nobody else was heard."""
+    looks: list[str] = []
+    mask = Authorizer.mask
+
+    def counted(self: Authorizer, principal: str, host: str, kind: T, name: str) -> int:
+        looks.append(name)
+        return mask(self, principal, host, kind, name)
+
+    monkeypatch.setattr(Authorizer, "mask", counted)
+    kinds = (T.GROUP, T.TOPIC) if is_allowed else (T.GROUP,)
+    found = access(*(rule(op, kind) for kind in kinds for op in Op))
+    found.refresh()
+    steps = IN_SLICES[type(request_)](found, request_)
+    for _ in range(1_000):
+        before = len(looks)
+        if next(steps, ...) is ...:
+            break
+        assert len(looks) - before <= 55
+
+    assert len(looks) - before <= 55
+    assert set(MANY) <= set(looks) or not is_allowed
+
+
+def test_a_topic_that_somebody_registers_meanwhile_is_not_altered_without_a_right() -> None:
+    """Who may create topics may not, by that, change those that are there."""
+    registered: set[str] = set()
+    authorizer = Authorizer(
+        rules_of(rule(Op.CREATE, T.TOPIC)), is_on=True, is_registered=registered.__contains__
+    )
+    found = authorizer.access(ALICE, HOST)
+    found.refresh()
+    topics = tuple(m.TopicRegistration(t, 1, None) for t in MANY)
+    request = m.RegisterTopicsRequest(topics, is_observed=False)
+    steps = IN_SLICES[m.RegisterTopicsRequest](found, request)
+    next(steps)
+    registered.add("t0")
+    verdict = at_once(steps)
+
+    assert verdict is not None
+    assert verdict.request == structs.replace(request, topics=topics[1:])
 
 
 def test_groups_that_are_refused_have_their_place() -> None:

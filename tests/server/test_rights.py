@@ -1,5 +1,6 @@
 """The matrix of rights in a running daemon: refused before any effect, and without a trace."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,11 +9,14 @@ import trio
 from msgspec import structs
 from trio.testing import MockClock
 
+from coordinator.group.acls import Rules
+from coordinator.runtime.poller import SLICE_S
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.errors import ErrorCode as E
 from tests.server.test_authorization import ERRORS, MATRIX, REQUESTS, errors_of
 from tests.server.test_log_ins import guarded, known, password_of, told
+from tests.server.test_turns import until_soon
 from tests.server.world import Client, World, beat, commit, join
 
 NAMES: Final = {T.CLUSTER: CLUSTER, T.GROUP: "*", T.TOPIC: "*"}
@@ -160,6 +164,75 @@ async def test_what_a_fetch_may_not_is_refused_in_its_place(
             == (m.GroupOffsets("g", 0, (refused, m.TopicOffsets("t", shown)) * topics),) * groups
         )
         assert told(here, "access.refused")[-1]["why"] == "no right to all of it"
+
+
+MANY: Final = tuple(f"t{n}" for n in range(5_000))
+
+
+def make_rules_slow(clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it take 20 us to look up what somebody may do with something."""
+    granted = Rules.granted
+
+    def slowly(self: Rules, *of: Any) -> int:
+        clock.jump(20e-6)
+        return granted(self, *of)
+
+    monkeypatch.setattr(Rules, "granted", slowly)
+
+
+def many_commits(offset: int) -> m.OffsetCommitRequest:
+    """Return a commit of many topics."""
+    commits = (m.PartitionCommit(0, offset, -1, "", None),)
+    topics = tuple(m.TopicCommit(topic, commits) for topic in MANY)
+    return m.OffsetCommitRequest("g", -1, "", None, topics)
+
+
+async def test_who_names_much_is_judged_behind_everybody_else_and_in_order(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client sends behind it is decided behind it: the offset that is later, say."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
+        make_rules_slow(autojump_clock, monkeypatch)
+        monkeypatch.setattr("coordinator.server.authorization.NAMES_KEPT", 100)
+        later = structs.replace(many_commits(2), topics=many_commits(2).topics[:1])
+        frames = [alice.frame(request) for request in (many_commits(1), later)]
+        alice.transport.put(b"".join(frame for _, frame in frames))
+        beats = 0
+        while not alice.has(frames[1][0]):
+            began_s, beats = trio.current_time(), beats + 1
+            sent = admin.send(beat())
+            await until_soon(partial(admin.has, sent))
+            assert trio.current_time() - began_s <= 10 * SLICE_S
+            await trio.sleep(SLICE_S / 10)
+
+        assert beats >= 5
+        assert alice.has(frames[0][0])
+        stored = here.node.shard_of("g").core.groups["g"].offsets
+        assert [2, 1] == [stored[topic].offsets[0].offset for topic in MANY[:2]]
+
+
+async def test_rules_that_change_while_it_is_judged_are_in_force(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for what it was allowed before; and of the rest all offsets are in force together."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
+        make_rules_slow(autojump_clock, monkeypatch)
+        sent = alice.send(many_commits(1))
+        await trio.sleep(10 * SLICE_S)
+        deny = m.Acl(T.TOPIC, "t0", PatternType.LITERAL, "User:alice", "*", Op.READ, 2)
+        denied = admin.send(m.CreateAclsRequest((deny,)))
+        await until_soon(partial(admin.has, denied))
+        assert not alice.has(sent)
+        assert "g" not in here.node.shard_of("g").core.groups
+
+        await until_soon(partial(alice.has, sent))
+        errors = [t.partitions[0].error for t in alice.answers()[sent].response.topics]  # type: ignore[attr-defined]  # a commit's
+        assert errors == [29] + [0] * (len(MANY) - 1)
+        assert list(here.node.shard_of("g").core.groups["g"].offsets) == list(MANY[1:])
 
 
 async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:

@@ -120,6 +120,10 @@ class Client:
             self._answers[event.correlation_id] = event
         return self._answers
 
+    def has(self, correlation_id: int) -> bool:
+        """Say whether that answer came."""
+        return correlation_id in self.answers()
+
     async def answer(self, correlation_id: int) -> ResponseEvent:
         """Return the answer, which must be there once everybody has had a turn."""
         await trio.testing.wait_all_tasks_blocked()
