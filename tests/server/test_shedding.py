@@ -88,6 +88,24 @@ async def test_one_connection_or_address_parks_a_part_of_all(autojump_clock: Moc
         assert 0 == far.answers()[sent].response.error  # type: ignore[attr-defined]  # it has one
 
 
+async def test_the_parked_requests_of_a_closed_connection_are_taken_back_a_few_at_a_time(
+    autojump_clock: MockClock,
+) -> None:
+    """5,000 took 40 ms, in which nobody else was heard."""
+    async with world() as w:
+        client = w.connect()
+        for number in range(100):
+            await parked(client, f"g{number}")
+        await turn()
+        (session,) = w.server.sessions
+        session.close()
+        assert 30 < w.server.sessions.held.parked < 50
+        await turn()
+
+        assert 0 == w.server.sessions.held.parked
+        assert not any(shard.core.has_parked for shard in w.node.shards)
+
+
 async def test_parked_joins_count_by_the_byte(autojump_clock: MockClock) -> None:
     """Each may be as large as a request."""
     async with world("queued.max.parked.bytes=40000") as w:
