@@ -90,6 +90,8 @@ SCOPE_TOMBSTONE: Final = 1001
 PREFIX: Final = struct.Struct(">II")  # length, crc
 PREFIX_BYTES: Final = PREFIX.size
 HEADER: Final = struct.Struct(">IIBHIQQq")  # What the headers of all formats begin with.
+# Of these, what says whether a batch is whole, and in its place.
+PLACE: Final = struct.Struct(">IIBH4xQQ")
 CHECK: Final = struct.Struct(">Q")  # What follows in format 2.
 # The header of a batch, by its format.
 HEADER_BYTES_OF: Final = {1: HEADER.size, FORMAT: HEADER.size + CHECK.size}
@@ -119,10 +121,11 @@ _POSITION_SLACK: Final = 1 << 40
 
 # Nearly every batch is one short entry, and a load reads millions: msgspec reads and checks it in
 # one call. Long columns it reads more slowly than msgpack.
-_SHORT_BYTES: Final = 128
+SHORT_BYTES: Final = 128
 _Plain = int | str | None
 _Fields = tuple[_Plain | tuple[_Plain, ...], ...]
-_decode_short: Final = MsgspecDecoder(
+NOT_SHORT: Final = (MsgspecError, ValueError)  # Several entries, or other ones, or none at all.
+decode_short: Final = MsgspecDecoder(
     tuple[tuple[Literal[0], int, int, str, _Fields, _Fields | None]]
 ).decode
 
@@ -386,15 +389,20 @@ def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, i
     Raises:
         ValueError: They are not as they are written.
     """
-    if len(packed) <= _SHORT_BYTES:
+    if len(packed) <= SHORT_BYTES:
         try:
-            short = _decode_short(packed)
+            short = decode_short(packed)
             key = short[0][4]
             if not key or type(key[-1]) is not tuple:
                 return short, 1, 1
             return short, *check_items(short, has_gaps=has_gaps)
-        except (MsgspecError, ValueError):
-            pass  # Several, or another one, or none at all.
+        except NOT_SHORT:
+            pass
+    return unpack_any(packed, has_gaps=has_gaps)
+
+
+def unpack_any(packed: bytes, *, has_gaps: bool) -> tuple[Items, int, int]:
+    """Do the same where `decode_short` is of no use."""
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:

@@ -3,12 +3,14 @@
 A load goes in two steps that take turns. `fetch` reads the next piece of the files; it blocks, so
 it runs in a thread. `batches` checks and unpacks what was fetched, a batch at a time, so whoever
 takes them can let others run after any of them. A large batch is yielded in parts, for the same
-reason; nobody is served what is half loaded.
+reason; nobody is served what is half loaded. Who only wants the entries takes `portions`, which are
+many batches at once: what is done for each one is most of the cost of small batches.
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from coordinator.log.directory import Directory
@@ -18,20 +20,35 @@ from coordinator.log.format import (
     HEADER_BYTES_OF,
     LENGTH_MAX,
     LENGTH_MIN,
+    NOT_SHORT,
     PART_BYTES,
     PART_KEYS,
+    PLACE,
     PREFIX,
     PREFIX_BYTES,
+    SHORT_BYTES,
     Batch,
     Index,
+    Item,
+    Items,
     RawBatch,
+    check_items,
     decode_batch,
+    decode_short,
     parts_of,
+    unpack_any,
     unpack_in_parts,
     unpack_items,
 )
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
+
+# A portion ends with the batch, or the part of one, that makes it so many keys: few, so that they
+# are still in the processor's cache when they are replayed.
+PORTION_KEYS: Final = 200
+
+# By partition, entries in their order; partitions don't look at one another.
+Gathered = defaultdict[int, list[Item]]
 
 
 class IndexedSegment(NamedTuple):
@@ -74,6 +91,12 @@ class Replay(Protocol):
 
         Raises:
             LogCorrupt: As above.
+        """
+
+    def portions(self) -> Iterator[tuple[Gathered, int]]:
+        """Yield instead the entries alone, many at a time, and how many keys they stand for.
+
+        They are there until the next portion is taken. Raises as `batches` does.
         """
 
 
@@ -176,18 +199,29 @@ class SegmentReplay:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are whole in the window."""
+        return self._read(None)
+
+    def portions(self) -> Iterator[tuple[Gathered, int]]:
+        """Yield their entries."""
+        gathered: Gathered = defaultdict(list)
+        for num_keys in self._read(gathered):
+            yield gathered, num_keys
+            gathered.clear()
+
+    def _read(self, gathered: Gathered | None) -> Iterator[Any]:
+        """Yield batches, or with *gathered* how many keys the entries stand for that came there."""
         # This loop is most of the cost of reading small batches, so it calls little.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked = len(window), self._is_checked
         last_at = size_bytes - HEADER.size
-        header, ends, has_gaps = HEADER.unpack_from, self._ends, self.segment.compacted
+        place, ends = PLACE.unpack_from, self._ends
         num_partitions, known_format = self._num_partitions, self.segment.format
         header_bytes = HEADER_BYTES_OF[known_format]
+        short_length = header_bytes - PREFIX_BYTES + SHORT_BYTES
         known_flush = None
-        at = 0
+        at = num_gathered = 0
         while at <= last_at:
-            fields = header(window, at)
-            length, crc, format_, partition, epoch, offset, flush_start, time_ms = fields
+            length, crc, format_, partition, offset, flush_start = place(window, at)
             body = at + PREFIX_BYTES
             end = body + length
             if end > size_bytes or length < LENGTH_MIN:
@@ -195,26 +229,89 @@ class SegmentReplay:
             if not is_checked and crc32(window[body:end]) != crc:
                 break
             if flush_start != known_flush or partition >= num_partitions or format_ != known_format:
-                self._chain.check(base + at, RawBatch(at, end, *fields[2:]))
+                raw = RawBatch(at, end, *HEADER.unpack_from(window, at)[2:])
+                self._chain.check(base + at, raw)
                 known_flush = flush_start
             if offset != ends.get(partition, 0):
                 self._check_gap(base + at, partition, offset)
-            packed = window[at + header_bytes : end]
             try:
-                for items, end_delta, num_keys in (
-                    (unpack_items(packed, has_gaps=has_gaps),)
-                    if len(packed) <= PART_BYTES
-                    else unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)
-                ):
-                    ends[partition] = end_offset = offset + end_delta
-                    yield Batch(partition, epoch, offset, time_ms, items, end_offset, num_keys)
-            except ValueError as exc:
-                where = f"segment {self.segment.name}: the entries of the batch at byte {base + at}"
-                raise LogCorrupt(f"{where} can't be read: {exc}") from exc
+                items = (
+                    decode_short(window[at + header_bytes : end])
+                    if length <= short_length
+                    else None
+                )
+            except NOT_SHORT:
+                items = None
+            if (
+                items
+                and gathered is not None
+                # `is_wide` written out.
+                and not ((key := items[0][4]) and type(key[-1]) is tuple)
+            ):
+                ends[partition] = offset + 1
+                gathered[partition].append(items[0])
+                num_gathered += 1
+            elif gathered is not None and length <= PART_BYTES:
+                items, end_delta, num_keys = self._unpacked(at, end, items)
+                ends[partition] = offset + end_delta
+                gathered[partition] += items
+                num_gathered += num_keys
+            else:
+                num_gathered = yield from self._read_parts(at, end, gathered, num_gathered)
+            if num_gathered >= PORTION_KEYS:
+                yield num_gathered
+                num_gathered = 0
             at = end
-        if not at:
-            raise damaged(self.segment.name, base, self.total_bytes)
-        self.done_bytes = base + at
+        yield from self._leave_window(at, num_gathered)
+
+    def _unpacked(self, at: int, end: int, short: Items | None) -> tuple[Items, int, int]:
+        """Return the entries of a batch of the window; *short* is what was read of it, if it is."""
+        has_gaps = self.segment.compacted
+        try:
+            if short:
+                return short, *check_items(short, has_gaps=has_gaps)
+            packed = self._window[at + HEADER_BYTES_OF[self.segment.format] : end]
+            return unpack_any(packed, has_gaps=has_gaps)
+        except ValueError as exc:
+            raise self._unreadable(at, exc) from exc
+
+    def _read_parts(
+        self, at: int, end: int, gathered: Gathered | None, num_gathered: int
+    ) -> Generator[Any, None, int]:
+        """Read a batch of the window in parts, as `_read` does; return what is gathered then."""
+        _, _, format_, partition, epoch, offset, _, time_ms = HEADER.unpack_from(self._window, at)
+        packed = self._window[at + HEADER_BYTES_OF[format_] : end]
+        has_gaps = self.segment.compacted
+        try:
+            for items, end_delta, num_keys in (
+                (unpack_items(packed, has_gaps=has_gaps),)
+                if len(packed) <= PART_BYTES
+                else unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)
+            ):
+                self._ends[partition] = end_offset = offset + end_delta
+                if gathered is None:
+                    yield Batch(partition, epoch, offset, time_ms, items, end_offset, num_keys)
+                    continue
+                gathered[partition] += items
+                num_gathered += num_keys
+                if num_gathered >= PORTION_KEYS:
+                    yield num_gathered
+                    num_gathered = 0
+        except ValueError as exc:
+            raise self._unreadable(at, exc) from exc
+        return num_gathered
+
+    def _unreadable(self, at: int, exc: ValueError) -> LogCorrupt:
+        position = self.done_bytes + at
+        where = f"segment {self.segment.name}: the entries of the batch at byte {position}"
+        return LogCorrupt(f"{where} can't be read: {exc}")
+
+    def _leave_window(self, read_bytes: int, num_gathered: int) -> Iterator[int]:
+        if not read_bytes:
+            raise damaged(self.segment.name, self.done_bytes, self.total_bytes)
+        if num_gathered:
+            yield num_gathered
+        self.done_bytes += read_bytes
 
     def _check_gap(self, position: int, partition: int, offset: int) -> None:
         """Let compaction leave a gap; it never goes back."""
@@ -285,6 +382,11 @@ class JournalReplay:
         assert self._current is not None
         return self._current.batches()
 
+    def portions(self) -> Iterator[tuple[Gathered, int]]:
+        """Yield its entries."""
+        assert self._current is not None
+        return self._current.portions()
+
 
 class PartitionReplay:
     """Reads what is durable of one partition, through the index of each segment."""
@@ -346,3 +448,17 @@ class PartitionReplay:
             for batch in parts_of(raw, window[raw.entries_at : raw.end]):
                 self.ends[self._partition] = batch.end_offset
                 yield batch
+
+    def portions(self) -> Iterator[tuple[Gathered, int]]:
+        """Yield its entries."""
+        gathered: Gathered = defaultdict(list)
+        num_gathered = 0
+        for batch in self.batches():
+            gathered[self._partition] += batch.items
+            num_gathered += batch.num_keys
+            if num_gathered >= PORTION_KEYS:
+                yield gathered, num_gathered
+                gathered.clear()
+                num_gathered = 0
+        if num_gathered:
+            yield gathered, num_gathered

@@ -214,10 +214,11 @@ class Loader:
             await self._run_reading(replay.fetch)
             if replay.at_end:
                 break
-            for batch in replay.batches():
+            for gathered, num_keys in replay.portions():
                 # Checked here, and after each pause below: an abandoned shard takes no more.
-                runners[batch.partition].replay(batch)
-                entries += batch.num_keys
+                for partition, items in gathered.items():
+                    runners[partition].replay(items)
+                entries += num_keys
                 if entries >= pause_at:
                     pause_at = entries + LOAD_SLICE_ENTRIES
                     progress.entries = entries

@@ -648,7 +648,7 @@ class _Journal:
         runner_of = {runner.partition: runner for runner in self.runners}
         entries, pause_at = 0, FOLLOW_SLICE_ENTRIES
         for batch in batches:
-            runner_of[batch.partition].replay(batch)
+            runner_of[batch.partition].replay(batch.items)
             entries += batch.num_keys
             if entries >= pause_at:
                 pause_at = entries + FOLLOW_SLICE_ENTRIES

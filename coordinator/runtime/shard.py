@@ -12,7 +12,6 @@ from coordinator.group import node_records, records
 from coordinator.group.core import Caller, Event, Now, Outcome
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
-from coordinator.log.format import Batch
 from coordinator.runtime.calls import Token
 from coordinator.runtime.logs import Log
 from protocol.errors import ErrorCode
@@ -460,10 +459,10 @@ class ShardRunner(Generic[C]):
         """Whether everything that was appended is on disk."""
         return self.log.end_offset(self.partition) <= self.gate.committed_offset
 
-    def replay(self, batch: Batch) -> None:
-        """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
+    def replay(self, items: Iterable[Item]) -> None:
+        """Load entries of the log. Raises RecordError on one that this code can't know."""
         replay, read_item = self.core.replay, self._read_item
-        for item in batch.items:
+        for item in items:
             replay(read_item(item))
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:

@@ -242,7 +242,7 @@ def test_an_entry_that_is_read_in_one_call_is_what_the_general_way_makes_of_it(
     if data.draw(st.booleans(), "is damaged"):
         packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
     quick = read_items(bytes(packed))
-    with patch.object(log_format, "_SHORT_BYTES", -1):
+    with patch.object(log_format, "SHORT_BYTES", -1):
         assert quick == read_items(bytes(packed))
 
 

@@ -13,9 +13,11 @@ from coordinator.log.format import (
     PART_KEYS,
     Batch,
     Entry,
+    Item,
     encode_batch,
+    split_item,
 )
-from coordinator.log.replay import IndexedSegment, PartitionReplay, Replay
+from coordinator.log.replay import PORTION_KEYS, IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
 from tests.fakes.disk import Disk, DiskDirectory
 from tests.log.helpers import (
@@ -43,6 +45,22 @@ def taken(replay: Replay) -> list[Batch]:
         replay.fetch()
     assert replay.done_bytes == replay.total_bytes
     return batches
+
+
+def taken_in_portions(replay: Replay) -> dict[int, list[Item]]:
+    """Return all entries that *replay* yields, by partition."""
+    found: dict[int, list[Item]] = {}
+    num_keys = 0
+    replay.fetch()
+    while not replay.at_end:
+        for gathered, portion_keys in replay.portions():
+            assert 0 < portion_keys < PORTION_KEYS + PART_KEYS
+            num_keys += portion_keys
+            for partition, items in gathered.items():
+                found.setdefault(partition, []).extend(items)
+        replay.fetch()
+    assert num_keys == sum(len(split_item(item)) for items in found.values() for item in items)
+    return found
 
 
 def big_entries(count: int, value_bytes: int = 0) -> list[Entry]:
@@ -75,6 +93,7 @@ def test_a_load_of_all_is_the_loads_of_each(
     everything = taken(journal.load())
 
     assert everything == list(loaded(journal))
+    in_portions = taken_in_portions(journal.load())
     for partition in range(4):
         alone = journal.load_partition(partition)
         batches: list[Batch] = []
@@ -84,6 +103,9 @@ def test_a_load_of_all_is_the_loads_of_each(
             alone.fetch()
         alike = [b for b in everything if b.partition == partition]
         assert batches == alike
+        items = [item for batch in alike for item in batch.items]
+        assert items == in_portions.get(partition, [])
+        assert items == taken_in_portions(journal.load_partition(partition)).get(partition, [])
         assert alone.ends == {partition: journal.end_offset(partition)}
     assert sorted(n for b in everything for n in numbers_of(b)) == list(range(number))
 
@@ -124,6 +146,22 @@ def test_a_wide_entry_comes_in_parts(padding: int) -> None:
         assert [n for batch in batches for n in numbers_of(batch)] == list(range(10_001))
         assert [o for batch in batches for o, _ in batch.entries] == list(range(10_001))
         assert sum(batch.num_keys for batch in batches) == replay.ends[0] == 10_001
+    (items,) = taken_in_portions(journal.load()).values()
+    assert items == [item for batch in batches for item in batch.items]
+
+
+def test_many_small_batches_come_in_portions() -> None:
+    """So that others have their turn between them, and each costs little."""
+    journal = open_journal(Disk())
+    for number in range(2 * PORTION_KEYS + 1):
+        append(journal, number % 3, number)
+    flush(journal)
+
+    whole, alone = journal.load(), journal.load_partition(1)
+    whole.fetch()
+    alone.fetch()
+    assert [num_keys for _, num_keys in whole.portions()] == [PORTION_KEYS, PORTION_KEYS, 1]
+    assert [num_keys for _, num_keys in alone.portions()] == [2 * PORTION_KEYS // 3 + 1]
 
 
 @pytest.mark.parametrize("has_more", [False, True])
@@ -190,6 +228,10 @@ def test_entries_that_are_none_are_corruption_in_parts_as_in_the_whole(count: in
             replay.fetch()
             with pytest.raises(LogCorrupt, match="can't be read"):
                 assert [batch.items for batch in replay.batches()]
+        replay = journal.load()
+        replay.fetch()
+        with pytest.raises(LogCorrupt, match="can't be read"):
+            assert list(replay.portions())
 
 
 def test_something_behind_the_last_entry_of_a_large_batch_is_corruption() -> None:

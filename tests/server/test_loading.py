@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from coordinator.group import shard
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.format import NODE_PARTITION, Batch, Entry
+from coordinator.log.format import NODE_PARTITION, Entry, Items, split_item
 from coordinator.runtime.loading import LOAD_SLICE_ENTRIES, Abandoned
 from coordinator.runtime.shard import Status
 from protocol import messages as m
@@ -314,9 +314,9 @@ def test_requests_are_answered_between_the_slices_of_a_load(
             shard = w.node.shards[0]
             replay = shard.replay
 
-            def count(batch: Batch) -> None:
-                replayed.append(len(batch.entries))
-                replay(batch)
+            def count(items: Items) -> None:
+                replayed.append(sum(len(split_item(item)) for item in items))
+                replay(items)
 
             monkeypatch.setattr(shard, "replay", count)
             async with trio.open_nursery() as nursery:
