@@ -9,9 +9,9 @@ import binascii
 import bisect
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 from msgspec import structs
@@ -46,6 +46,7 @@ _TURN_NAMES: Final = 2_000
 _LIMIT: Final = Parameter("limit", "how many at most", 200, 1, LIMIT_MAX)
 _Q: Final = Parameter("q", "part of the name, in any case")
 _STATES: Final = tuple(state.value for state in GroupState)
+_GROUP: Final = Parameter("group", "its id", is_required=True)
 _GROUPS: Final = (
     Parameter("sort", "what comes first", "lag", choices=tuple(ORDERS)),
     _Q,
@@ -55,13 +56,15 @@ _GROUPS: Final = (
     Parameter("samples", "lags of so many minutes", SAMPLES_KEPT, 0, SAMPLES_KEPT),
 )
 _PARTITIONS: Final = (
+    _GROUP,
     Parameter("topic", "of this topic alone"),
     Parameter("sort", "what comes first", "id", choices=("id", "lag")),
     _LIMIT,
     CURSOR,
     Parameter("samples", "lags of so many minutes", 0, 0, SAMPLES_KEPT),
 )
-_REBALANCES: Final = (Parameter("limit", "how many at most", 20, 1, REBALANCES_MAX),)
+_REBALANCES: Final = (_GROUP, Parameter("limit", "how many at most", 20, 1, REBALANCES_MAX))
+_TOPIC: Final = Parameter("topic", "its name", is_required=True)
 _TOPICS: Final = (_Q, _LIMIT, CURSOR)
 
 # What stands in the cursor of a list: the snapshot (0 for none), and the key of the last item.
@@ -118,7 +121,7 @@ def answer_of(parts: Sequence[bytes]) -> Answer:
 def next_path(request: HttpRequest, cursor: str) -> str:
     """Return the path of the page behind the one that *request* asks for."""
     given = {name: values for name, values in request.query.items() if name != CURSOR.name}
-    return f"{request.path}?{urlencode({**given, CURSOR.name: cursor}, doseq=True)}"
+    return replace(request, query={**given, CURSOR.name: [cursor]}).target
 
 
 def page_of(
@@ -160,17 +163,18 @@ class Api:
 
     def operations(self) -> tuple[Operation, ...]:
         """Return everything that can be asked, but for the events."""
-        group = "/api/v1/groups/{group}"
+        group, named = "/api/v1/group", "/api/v1/groups/{group}"
         return (
             Operation("/api/v1/node", "The node", self.node, views.Node),
             Operation("/api/v1/groups", "All groups", self.groups, views.Groups, _GROUPS),
-            Operation(group, "One group", self.group, views.GroupAlone),
+            Operation(group, "One group", self.group, views.GroupAlone, (_GROUP,), named=named),
             Operation(
                 f"{group}/partitions",
                 "The partitions of a group",
                 self.partitions,
                 views.Partitions,
                 _PARTITIONS,
+                named=f"{named}/partitions",
             ),
             Operation(
                 f"{group}/rebalances",
@@ -178,9 +182,17 @@ class Api:
                 self.rebalances,
                 views.Rebalances,
                 _REBALANCES,
+                named=f"{named}/rebalances",
             ),
             Operation("/api/v1/topics", "All topics, by name", self.topics, views.Topics, _TOPICS),
-            Operation("/api/v1/topics/{topic}", "One topic", self.topic, views.TopicAlone),
+            Operation(
+                "/api/v1/topic",
+                "One topic",
+                self.topic,
+                views.TopicAlone,
+                (_TOPIC,),
+                named="/api/v1/topics/{topic}",
+            ),
         )
 
     # --- the node -----------------------------------------------------------------------
@@ -263,9 +275,9 @@ class Api:
         now = self._node.now()
         return now.wall_ms - (now.mono_ms - minute * MINUTE_MS)
 
-    async def group(self, request: HttpRequest, _query: Query) -> Answer:
-        """Answer /api/v1/groups/{group}."""
-        shown = await self.show_group(await self._named(request), request.viewer)
+    async def group(self, request: HttpRequest, query: Query) -> Answer:
+        """Answer /api/v1/group."""
+        shown = await self.show_group(await self._named(request, query), request.viewer)
         members = await self._encoded(shown.members, _as_it_is)
         # The first that is not within quotes: in a text they have a backslash.
         data = views.encode(structs.replace(shown, members=[]))
@@ -284,9 +296,9 @@ class Api:
             return row._replace(lag_seconds=0, earlier_ms=0)
         return None
 
-    async def _named(self, request: HttpRequest) -> str:
+    async def _named(self, request: HttpRequest, query: Query) -> str:
         """Return the group that is asked for. Raises Refused if the viewer may not see it."""
-        group_id, viewer = request.names["group"], request.viewer
+        group_id, viewer = query.text("group"), request.viewer
         request.need_group(group_id)
         if not viewer.sees_group(group_id):
             raise await self._asker.no_group(group_id, viewer)
@@ -334,8 +346,8 @@ class Api:
         return self._asker.shard_of(group_id).core
 
     async def partitions(self, request: HttpRequest, query: Query) -> Answer:
-        """Answer /api/v1/groups/{group}/partitions."""
-        group_id, topic = await self._named(request), query.text("topic") or None
+        """Answer /api/v1/group/partitions."""
+        group_id, topic = await self._named(request, query), query.text("topic") or None
         viewer = request.viewer
         core = self._core_of(group_id)
         now = self._node.now()
@@ -364,8 +376,8 @@ class Api:
         return answer_of(parts)
 
     async def rebalances(self, request: HttpRequest, query: Query) -> Answer:
-        """Answer /api/v1/groups/{group}/rebalances."""
-        asked = DescribeRebalancesRequest(await self._named(request), REBALANCES_MAX)
+        """Answer /api/v1/group/rebalances."""
+        asked = DescribeRebalancesRequest(await self._named(request, query), REBALANCES_MAX)
         found = await self._asker.group(
             asked.group_id,
             lambda core: core.describe_rebalances(asked).rebalances,
@@ -392,9 +404,9 @@ class Api:
         await self._asker.topics(lambda _core: None)
         return answer_of(parts)
 
-    async def topic(self, request: HttpRequest, _query: Query) -> Answer:
-        """Answer /api/v1/topics/{topic}."""
-        name, viewer = request.names["topic"], request.viewer
+    async def topic(self, request: HttpRequest, query: Query) -> Answer:
+        """Answer /api/v1/topic."""
+        name, viewer = query.text("topic"), request.viewer
         if not viewer.sees_topic(name):
             raise await self._asker.no_topic(name, viewer)
         registry = self._node.registry.core.registry

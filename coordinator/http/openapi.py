@@ -27,6 +27,7 @@ class Parameter:
         default: What holds without it; a number says that it is one.
         choices: What it may be; empty for any.
         many: Whether it may be given again for more.
+        is_required: Whether it must be given.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     many: bool = False
     max_chars: int = TEXT_CHARS_MAX
+    is_required: bool = False
 
     def read(self, text: str) -> str | int:
         """Return what *text* says. Raises Refused if it can't be."""
@@ -55,8 +57,8 @@ class Parameter:
             raise Refused(400, f"{self.name} has more than {self.max_chars} characters")
         return text
 
-    def document(self) -> dict[str, Any]:
-        """Return it as OpenAPI shows it."""
+    def document(self, place: str = "query") -> dict[str, Any]:
+        """Return it as OpenAPI shows it, where it stands in this *place*."""
         schema: dict[str, Any] = {"type": "string", "maxLength": self.max_chars}
         if isinstance(self.default, int):
             schema = {"type": "integer", "minimum": self.low, "maximum": self.high}
@@ -68,8 +70,8 @@ class Parameter:
             schema = {"type": "array", "items": schema}
         return {
             "name": self.name,
-            "in": "query",
-            "required": False,
+            "in": place,
+            "required": self.is_required,
             "description": self.meaning,
             "schema": schema,
         }
@@ -94,6 +96,9 @@ class Query:
             if len(texts) > 1 and not known[name].many:
                 raise Refused(400, f"{name} is given {len(texts)} times")
             self._values[name] = tuple(known[name].read(text) for text in texts)
+        for parameter in parameters:
+            if parameter.is_required and parameter.name not in given:
+                raise Refused(400, f"{parameter.name} is missing: {parameter.meaning}")
         self._defaults = {name: parameter.default for name, parameter in known.items()}
 
     def number(self, name: str) -> int:
@@ -119,6 +124,7 @@ class Operation:
     """One path, and what it answers.
 
     Attributes:
+        named: The path of older links to the same, with the first parameter within it.
         answer: The type of the body; None for a stream of events.
         parameters: None takes any query, and looks at none of it.
         also: More statuses that have the same body.
@@ -136,32 +142,43 @@ class Operation:
     method: str = GET
     takes: type[msgspec.Struct] | None = None
     is_open: bool = False
+    named: str | None = None
 
-    def route(self) -> Route:
-        """Return the route that reads the query, and asks."""
+    def routes(self) -> Sequence[Route]:
+        """Return the routes that read the query, and ask."""
 
         async def handle(request: HttpRequest) -> Answer | Streaming:
-            given = {} if self.parameters is None else request.query
+            given = {} if self.parameters is None else dict(request.query)
+            for name, value in request.names.items():
+                given[name] = [value, *given.get(name, ())]
             return await self.asked(request, Query(self.parameters or (), given))
 
-        return Route(self.template, handle, self.is_quick, self.is_open, self.method)
-
-    def document(self) -> dict[str, Any]:
-        """Return it as OpenAPI shows it, its answer by reference."""
-        names = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in re.findall(r"\{(\w+)\}", self.template)
+        return [
+            Route(template, handle, self.is_quick, self.is_open, self.method)
+            for template in (self.template, self.named)
+            if template is not None
         ]
+
+    def documents(self) -> Mapping[str, Any]:
+        """Return its paths as OpenAPI shows them."""
+        found = {self.template: self._document(self.template, "query")}
+        if self.named is not None:
+            found[self.named] = self._document(self.named, "path")
+        return found
+
+    def _document(self, template: str, place: str) -> dict[str, Any]:
+        """Return it at one path, where the first parameter has this *place*."""
+        first, rest = (self.parameters or ())[:1], (self.parameters or ())[1:]
         content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
         if self.answer is not None:
             reference = {"$ref": _REF.format(name=self.answer.__name__)}
             content = {"application/json": {"schema": reference}}
         shown = {"description": self.summary, "content": content}
-        operation_id = re.sub(r"\W+", "_", self.template).strip("_")
+        operation_id = re.sub(r"\W+", "_", template).strip("_")
         found: dict[str, Any] = {
             "operationId": operation_id,
             "summary": self.summary,
-            "parameters": [*names, *(p.document() for p in self.parameters or ())],
+            "parameters": [p.document(place) for p in first] + [p.document() for p in rest],
             "responses": {
                 "200": shown,
                 **{str(status): shown for status in self.also},
@@ -173,6 +190,8 @@ class Operation:
             found["requestBody"] = {"required": True, "content": {"application/json": taken}}
         if self.is_open:
             found["security"] = []
+        if template == self.named:
+            found["deprecated"] = True
         return {self.method.lower(): found}
 
 
@@ -208,7 +227,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {operation.template: operation.document() for operation in operations},
+        "paths": {path: shown for one in operations for path, shown in one.documents().items()},
         # Asked for once the coordinator knows who may do what; until then nothing is needed.
         "security": [{}, {"bearer": []}, {"basic": []}, {"cookie": []}, {"certificate": []}],
         "components": {

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
+from urllib.parse import urlencode
 
 from coordinator.http.viewer import Connection, Viewer
 from coordinator.names import shortened
@@ -19,7 +20,7 @@ class HttpRequest:
     """One GET or HEAD, or one POST with its body.
 
     Attributes:
-        path: As it came, without the query; for `Refused` and the log.
+        path: As it came, without the query.
         names: What stands in the braces of the route's template, decoded.
         query: Each parameter with its values, in their order.
         headers: By lower-case name; a repeated one is joined by commas.
@@ -34,6 +35,11 @@ class HttpRequest:
     viewer: Viewer
     connection: Connection
     body: bytes = b""
+
+    @property
+    def target(self) -> str:
+        """The path with the query."""
+        return self.path + (f"?{urlencode(self.query, doseq=True)}" if self.query else "")
 
     def need_cluster(self) -> None:
         """Raise Refused if the viewer doesn't see the node."""
@@ -119,7 +125,10 @@ Handler = Callable[[HttpRequest], Awaitable[Answer | Streaming]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """*template* such as ``/api/v1/groups/{group}``; a name is one segment, slashes encoded."""
+    """*template* such as ``/api/v1/groups/{group}``; a name is one segment, slashes encoded.
+
+    A segment can't carry every name: browsers take ``..`` for a step up, however it is encoded.
+    """
 
     template: str
     handler: Handler

@@ -99,7 +99,7 @@ def _routes(
     operations.append(openapi_operation(operations))
     return [
         *page.routes(),
-        *(operation.route() for operation in operations),
+        *(route for operation in operations for route in operation.routes()),
         *scrapes.routes(),
     ]
 

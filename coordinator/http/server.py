@@ -309,7 +309,7 @@ class HttpSessions:
                 request.connection.peer,
                 principal=request.viewer.principal,
                 api=f"{route.method} {route.template}",
-                what=shortened(request.path),
+                what=shortened(request.target),
                 error=refused.error.value,
                 why="no right to it",
             )

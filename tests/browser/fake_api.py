@@ -85,14 +85,15 @@ class FakeApi:
 
     def answer(self, path: str, query: Mapping[str, list[str]]) -> Json | None:
         """Return what stands under *path*, None if nothing does."""
-        match [unquote(part) for part in path.strip("/").split("/")][2:]:
+        group_id = query.get("group", [""])[0]
+        match path.strip("/").split("/")[2:]:
             case ["groups"]:
                 return self._groups(query)
-            case ["groups", group_id] if group_id in self.groups:
+            case ["group"] if group_id in self.groups:
                 return self.group(group_id)
-            case ["groups", group_id, "rebalances"] if group_id in self.groups:
+            case ["group", "rebalances"] if group_id in self.groups:
                 return listed(self.details.get(group_id, bare())["rebalances"])
-            case ["groups", group_id, "partitions"] if group_id in self.groups:
+            case ["group", "partitions"] if group_id in self.groups:
                 return self._partitions(group_id, query)
             case ["session"]:
                 return {"principal": None, "by": None}
@@ -397,6 +398,14 @@ HOSTILE: Final = (
     "<img src=x onerror=alert(1)>",
     "<script>document.title='owned'</script>",
     "a/b?c#d%2Fe&f",
+    ".",
+    "..",
+    "%2e%2e",
+    "../groups",
+    "//",
+    "?",
+    "#",
+    "a+b=c;d",
     "\u202egnillib",
     "bill\u200bing",
     "line\nbreak\ttab\u0000nul",
@@ -409,6 +418,7 @@ HOSTILE: Final = (
     "\u3164",
     "bill\u00a0ing",
     "🧾" * 60,
+    "é" * 127 + "!",
     "x" * 10_000,
     "{{constructor.constructor('alert(1)')()}}",
 )
@@ -542,7 +552,7 @@ class _Handler(BaseHTTPRequestHandler):
             api.flowing.wait(30)
             found = api.answer(url.path, parse_qs(url.query))
             if found is None:
-                self._problem(404, f"there is no {unquote(url.path)}")
+                self._problem(404, f"there is no {unquote(self.path)}")
             else:
                 self._send(200, json.dumps(found).encode())
 

@@ -401,10 +401,10 @@ def test_what_is_shown_is_asked_for_once(opened: OpenPage, served: ExitStack) ->
 
     questions = [path.split("?")[0] for path in asked if "/api/" in path and "events" not in path]
     assert [
+        "/api/v1/group",
+        "/api/v1/group/partitions",
+        "/api/v1/group/rebalances",
         "/api/v1/groups",
-        "/api/v1/groups/billing",
-        "/api/v1/groups/billing/partitions",
-        "/api/v1/groups/billing/rebalances",
         "/api/v1/session",
     ] == sorted(questions)
 

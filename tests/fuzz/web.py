@@ -23,11 +23,12 @@ _PATHS: Final = (
     "/api/v1/node",
     "/api/v1/groups",
     "/api/v1/groups",
+    "/api/v1/group?group={}",
+    "/api/v1/group/partitions?group={}",
     "/api/v1/groups/{}",
-    "/api/v1/groups/{}/lag",
-    "/api/v1/groups/{}/offsets",
     "/api/v1/groups/{}/rebalances",
     "/api/v1/topics",
+    "/api/v1/topic?topic={}",
     "/api/v1/topics/{}",
     "/api/v1/openapi.json",
     "/nowhere",
@@ -157,5 +158,5 @@ def _target(rng: Random) -> str:
             f"{rng.choice(_PARAMETERS)}={quote(rng.choice(values), safe='')}"
             for _ in range(rng.randint(1, 3))
         ]
-        target += "?" + "&".join(pairs)
+        target += ("&" if "?" in target else "?") + "&".join(pairs)
     return target

@@ -39,8 +39,9 @@ class Asking:
     ) -> Any:
         """Return the answer to a GET of *target*."""
         url = urlsplit(target)
-        for operation in self._operations:
-            names = _names(operation.template, url.path)
+        routes = [(one, route) for one in self._operations for route in one.routes()]
+        for operation, route in routes:
+            names = _names(route.template, url.path)
             if names is not None:
                 asked = request(
                     url.path,
@@ -49,7 +50,7 @@ class Asking:
                     headers=headers or {},
                     viewer=viewer,
                 )
-                answer = await operation.route().handler(asked)
+                answer = await route.handler(asked)
                 if isinstance(answer, Answer) and answer.body:
                     self._check(operation, body(answer))
                 return answer

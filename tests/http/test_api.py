@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import openapi_spec_validator
 import pytest
@@ -19,7 +19,8 @@ from tests.fakes.environment import answered_alike
 from tests.http.asking import Site, body, site
 from tests.server.world import Client, commit, join
 
-NAMES = ["a/b", "ä ö", "…", "%2F", "<b>&", "\u202egroup", "g" * 255]
+NAMES = ["a/b", "ä ö", "…", "%2F", "<b>&", "\u202egroup", "g" * 255, " ", "a+b?c#d;e"]
+STEPS = [".", "..", "%2e%2e", "a/../b", "//"]
 
 
 async def report(client: Client, topic: str, *ends: int) -> None:
@@ -48,8 +49,12 @@ async def test_the_document_is_openapi_and_names_what_is_answered(
         told = await here.get("/api/v1/openapi.json")
 
         openapi_spec_validator.validate(told)
-        assert "/api/v1/groups/{group}/rebalances" in told["paths"]
         assert "/api/v1/openapi.json" in told["paths"]
+        for path in ("/api/v1/group/rebalances", "/api/v1/groups/{group}/rebalances"):
+            asked = told["paths"][path]["get"]
+            group = {"name": "group", "required": True}
+            assert group.items() <= asked["parameters"][0].items()
+            assert ("{" in path) == asked.get("deprecated", False)
 
 
 async def test_a_group_is_shown_in_numbers(autojump_clock: MockClock) -> None:
@@ -332,17 +337,64 @@ async def test_a_parameter_that_cannot_be_is_refused_by_name(
         assert len(refused.detail) < 300
 
 
-@pytest.mark.parametrize("group_id", NAMES)
+@pytest.mark.parametrize("group_id", [*NAMES, *STEPS])
 async def test_any_name_finds_its_group(group_id: str, autojump_clock: MockClock) -> None:
-    """Names are made up by others."""
+    """Names are made up by others; in a path, "." and ".." would be steps for whoever asks."""
     async with site() as here:
-        assert await here.w.connect().error(commit(1, group_id=group_id)) == 0
+        client = here.w.connect()
+        assert await client.error(commit(1, 0, 1, group_id=group_id)) == 0
+        topic = group_id[:249]  # Its name is shorter at most.
+        await report(client, topic, 7)
+        named = urlencode({"group": group_id})
 
-        told = await here.get(f"/api/v1/groups/{quote(group_id, safe='')}")
-        partitions = await here.get(f"/api/v1/groups/{quote(group_id, safe='')}/partitions?limit=1")
+        told = await here.get(f"/api/v1/group?{named}")
+        partitions = await all_pages(here, f"/api/v1/group/partitions?{named}&limit=1")
+        read = await here.get(f"/api/v1/topic?{urlencode({'topic': topic})}")
 
-        assert group_id == told["id"]
-        assert 1 == partitions["total"]
+        assert (group_id, topic) == (told["id"], read["topic"])
+        assert [0, 1] == [one["partition"] for one in partitions]
+
+
+@pytest.mark.parametrize("group_id", NAMES)
+async def test_a_link_with_the_name_in_its_path_goes_on_working(
+    group_id: str, autojump_clock: MockClock
+) -> None:
+    """It may stand in a runbook since before there was another one."""
+    async with site() as here:
+        client = here.w.connect()
+        await client.ask(commit(1, 0, 1, group_id=group_id))
+        await report(client, group_id[:249], 7)
+        name, topic = quote(group_id, safe=""), quote(group_id[:249], safe="")
+
+        for link, asked in (
+            (f"groups/{name}?", f"group?group={name}"),
+            (f"groups/{name}/rebalances?limit=1", f"group/rebalances?group={name}&limit=1"),
+            (f"groups/{name}/partitions?samples=1", f"group/partitions?group={name}&samples=1"),
+            (f"topics/{topic}", f"topic?topic={topic}"),
+        ):
+            assert await here.get(f"/api/v1/{link}") == await here.get(f"/api/v1/{asked}")
+        link = f"/api/v1/groups/{name}/partitions?limit=1"
+        assert [0, 1] == [one["partition"] for one in await all_pages(here, link)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("/api/v1/group", "group is missing: its id"),
+        ("/api/v1/group/partitions?topic=t", "group is missing: its id"),
+        ("/api/v1/topic", "topic is missing: its name"),
+        ("/api/v1/group?group=a&group=b", "group is given 2 times"),
+        ("/api/v1/groups/a?group=b", "group is given 2 times"),
+    ],
+)
+async def test_a_question_about_no_group_or_two_is_refused(
+    asked: str, said: str, autojump_clock: MockClock
+) -> None:
+    """Whichever was answered, it could be the other one that is meant."""
+    async with site() as here:
+        refused = await here.refused(asked)
+
+        assert (400, said) == (refused.status, refused.detail)
 
 
 async def test_the_list_is_asked_for_by_state_and_part_of_the_name(

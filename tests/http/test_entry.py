@@ -128,7 +128,7 @@ async def site() -> AsyncIterator[Site]:
         )
 
     def more(here: Listener) -> list[Route]:
-        return [operation.route() for operation in login.operations(here.entry)]
+        return [route for one in login.operations(here.entry) for route in one.routes()]
 
     open_route = Route("/open", _who, is_open=True)
     quick_route = Route("/quick", _who_at_once, is_quick=True)
@@ -299,7 +299,7 @@ async def test_the_audit_hears_what_was_not_allowed(autojump_clock: MockClock) -
     """As it does of clients; that something is of another site is no matter of rights."""
     async with site() as here:
         token = "Authorization: Bearer t0ken"
-        assert 403 == (await here.ask(token, path="/node")).status
+        assert 403 == (await here.ask(token, path="/node?group=a%2Fb")).status
         assert 403 == (await here.ask(token, "Sec-Fetch-Site: cross-site", path="/node")).status
         assert 404 == (await here.ask(token, path="/nowhere")).status
 
@@ -310,7 +310,7 @@ async def test_the_audit_hears_what_was_not_allowed(autojump_clock: MockClock) -
                     "peer": "192.0.2.1",
                     "principal": ALICE,
                     "api": "GET /node",
-                    "what": "/node",
+                    "what": "/node?group=a%2Fb",
                     "error": 31,
                     "why": "no right to it",
                 },

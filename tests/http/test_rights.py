@@ -103,9 +103,13 @@ async def test_of_a_group_only_topics_that_are_seen_are_shown(autojump_clock: Mo
 
 
 HIDDEN = [
+    "/api/v1/group?group={}",
+    "/api/v1/group/partitions?group={}",
+    "/api/v1/group/rebalances?group={}",
     "/api/v1/groups/{}",
     "/api/v1/groups/{}/partitions",
     "/api/v1/groups/{}/rebalances",
+    "/api/v1/topic?topic={}",
     "/api/v1/topics/{}",
 ]
 
@@ -153,7 +157,7 @@ async def test_who_sees_all_groups_in_the_list_is_told_what_he_lacks(
         alice = Rights(here, SEES_CLUSTER).alice
 
         assert 2 == (await here.get("/api/v1/groups", alice))["total"]
-        for path in HIDDEN[:3]:
+        for path in HIDDEN[:6]:
             refused = await here.refused(path.format("other"), alice)
             assert (403, "User:alice needs DESCRIBE of group other for this") == (
                 refused.status,

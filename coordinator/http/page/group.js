@@ -151,19 +151,17 @@ export class Group {
   }
 
   async #loadRebalances() {
-    await this.#asked(`${groupPath(this.id)}/rebalances?limit=${REBALANCES}`, (list) => {
+    await this.#asked(groupPath(this.id, "/rebalances", { limit: REBALANCES }), (list) => {
       this.rebalances = list.items;
       this.#showRebalances();
     });
   }
 
   async #loadPartitions({ withCurves }) {
-    const query = new URLSearchParams({ limit: this.limit, sort: this.sort });
-    if (this.topic !== "") query.set("topic", this.topic);
-    if (withCurves) query.set("samples", "60");
-    await this.#asked(`${groupPath(this.id)}/partitions?${query}`, (list) => {
-      this.#showPartitions(list);
-    });
+    const query = { limit: this.limit, sort: this.sort };
+    if (this.topic !== "") query.topic = this.topic;
+    if (withCurves) query.samples = 60;
+    await this.#asked(groupPath(this.id, "/partitions", query), (list) => this.#showPartitions(list));
   }
 
   async #asked(path, take) {

@@ -34,7 +34,9 @@ async function answered(response) {
   throw new Problem(response.status, detail);
 }
 
-export const groupPath = (id) => `api/v1/groups/${encodeURIComponent(id)}`;
+// In a path, a browser takes ".." for a step up, however it is encoded.
+export const groupPath = (group, part = "", more = {}) =>
+  `api/v1/group${part}?${new URLSearchParams({ group, ...more })}`;
 
 // The event stream; comes back by itself, and says whether it is there.
 export class Live {
