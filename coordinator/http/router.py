@@ -1,5 +1,6 @@
 """Which route answers a path, and how answers and refusals look. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from coordinator.http.routes import GET, HEAD, POST, Answer, HttpRequest, Refuse
 
 PARAMETERS_MAX: Final = 64
 METHODS: Final = frozenset({GET, HEAD, POST})
+_URL: Final = re.compile("(?P<scheme>https?)://(?P<authority>[^/?]*)(?P<rest>.*)", re.IGNORECASE)
 OTHER: Final = "other"  # Stands for all paths without a route, where answers are counted.
 
 
@@ -22,18 +24,20 @@ class Target(NamedTuple):
     authority: str | None
 
 
-def split_target(text: str) -> Target:
-    """Return the parts of *text*, the target of a request line.
+def split_target(text: str, *, is_tls: bool = False) -> Target:
+    """Return the parts of *text*, the target of a request line that came over TLS or not.
 
     Raises:
-        Refused: It is neither a path nor a URL.
+        Refused: It is neither a path nor a URL, or one that is asked for in another way.
     """
-    authority = None
-    if text[:7].lower() == "http://":
-        authority, _, text = text[7:].partition("/")
-        text = f"/{text}"
+    scheme = authority = None
+    if url := _URL.match(text):
+        scheme, authority, text = url["scheme"].lower(), url["authority"], url["rest"]
+        text = text if text.startswith("/") else f"/{text}"
     if not text.startswith("/"):
         raise Refused(400, "the target of the request is not a path")
+    if scheme not in {None, "https" if is_tls else "http"}:
+        raise Refused(421, f"{scheme} is not what this listener speaks")
     path, _, query = text.partition("?")
     return Target(path, query, authority)
 

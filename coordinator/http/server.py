@@ -186,7 +186,7 @@ class HttpSessions:
         transport = session.transport
         headers = asked.headers
         try:
-            path, query, authority = split_target(asked.target)
+            path, query, authority = split_target(asked.target, is_tls=transport.is_tls)
             if authority is not None:
                 headers = {**headers, "host": authority}
             route, names = self._router.find(path)

@@ -60,3 +60,30 @@ async def test_what_cannot_be_answered_is_refused_in_json(
     assert status == reply.status
     assert "application/problem+json" == reply.headers["content-type"]
     assert [status] == [counted for route, counted in here.telemetry.http if route in {"/x", OTHER}]
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "status"),
+    [
+        ("://localhost/x?a=1", (), 200),
+        ("://localhost:9311/x", (), 200),
+        ("://listed.example/x", ("Host: evil.example",), 200),
+        ("://listed.example/x", ("Origin: {}://listed.example",), 200),
+        ("://evil.example/x", ("Host: localhost",), 421),
+        ("://listed.example/x", ("Host: evil.example", "Origin: {}://evil.example"), 403),
+        ("://localhost@evil.example/x", (), 400),
+        ("://evil.example#localhost/x", (), 400),
+        (":///x", (), 400),
+    ],
+)
+async def test_the_host_of_a_whole_url_is_the_one_that_is_asked_for(
+    autojump_clock: object, target: str, lines: tuple[str, ...], status: int
+) -> None:
+    """Whatever the Host header says beside it (RFC 9112, 3.2.2), over TLS as without."""
+    async with listener(text("/x", b"body")) as here:
+        for scheme, is_tls in (("http", False), ("https", True)):
+            asked = get(scheme + target, *(line.format(scheme) for line in lines))
+            [reply] = await here.ask(asked, is_tls=is_tls)
+            assert status == reply.status, scheme
+            [other] = await here.ask(asked, is_tls=not is_tls)
+            assert 421 == other.status, scheme

@@ -1,5 +1,6 @@
 """Which route answers a path."""
 
+import re
 from urllib.parse import quote
 
 import pytest
@@ -70,14 +71,41 @@ def test_two_routes_of_one_template_are_a_mistake() -> None:
         ("/a", ("/a", "", None)),
         ("http://h:1/a?b", ("/a", "b", "h:1")),
         ("HTTP://h", ("/", "", "h")),
+        ("http://h?a=/b", ("/", "a=/b", "h")),
+        ("http:///a", ("/a", "", "")),
+        ("http://u@h/a", ("/a", "", "u@h")),
         ("//h/a", ("//h/a", "", None)),
+        ("/a?b=https://h/", ("/a", "b=https://h/", None)),
     ],
 )
 def test_a_target_is_a_path_or_what_a_proxy_is_asked(
     text: str, target: tuple[str, str, str | None]
 ) -> None:
-    """RFC 9112 wants a server to understand both."""
+    """RFC 9112 wants a server to understand both, over TLS as without."""
+    over_tls = re.sub("^http:", "https:", text, flags=re.IGNORECASE)
+
     assert target == split_target(text)
+    assert target == split_target(over_tls, is_tls=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_tls", "status"),
+    [
+        ("https://h/a", False, 421),
+        ("http://h/a", True, 421),
+        ("ftp://h/a", True, 400),
+        ("https:/a", True, 400),
+        ("a", False, 400),
+        ("*", False, 400),
+        ("h:443", True, 400),
+    ],
+)
+def test_what_is_asked_for_in_another_way_is_refused(text: str, is_tls: bool, status: int) -> None:
+    """An answer without TLS to what was to come over TLS would be anybody's (RFC 9110, 7.4)."""
+    with pytest.raises(Refused) as caught:
+        split_target(text, is_tls=is_tls)
+
+    assert status == caught.value.status
 
 
 @pytest.mark.parametrize(
