@@ -29,7 +29,18 @@ from coordinator.http.guard import SECURITY_HEADERS
 from coordinator.http.router import METHODS, OTHER, problem, unless_known
 from coordinator.http.routes import POST, Answer, HttpRequest, Refused, Streaming
 from coordinator.runtime.poller import Poller
-from coordinator.server.session import IDLE, TAKES_NOTHING, UNFINISHED, Deadlines
+from coordinator.server.session import (
+    FAILED,
+    IDLE,
+    MALFORMED,
+    PEER,
+    SLOW_READER,
+    TAKES_NOTHING,
+    UNAUTHENTICATED,
+    UNFINISHED,
+    Deadlines,
+    End,
+)
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 
 log: Final = structlog.get_logger()
@@ -49,7 +60,10 @@ _DROP_TIMEOUT_MS: Final = 2_000
 # h11 takes any that is written like these.
 _VERSIONS: Final = frozenset({b"1.0", b"1.1"})
 _TLS: Final = b"\x16\x03"  # How a handshake begins.
-_REFUSED: Final = "its request was refused"
+_REFUSED: Final = End(MALFORMED, "its request was refused")
+_SPEAKS_TLS: Final = End(MALFORMED, "it speaks TLS to a listener without (http.listeners)")
+_TAKES_TOO_LITTLE: Final = End(SLOW_READER, "it takes its answer too slowly")
+_MISSES_EVENTS: Final = End(SLOW_READER, "too many events wait behind a slow read")
 _LINE_END: Final = b"\r\n"
 _SECURITY_LINES: Final = "".join(
     [f"{name}: {value}\r\n" for name, value in SECURITY_HEADERS.items()]
@@ -63,7 +77,7 @@ _STREAM_HEAD: Final = (
     b"x-accel-buffering: no\r\n"
 )
 # Browsers open connections that they may need, and keep those that they have used.
-_USUAL: Final = frozenset({IDLE.reason, _REFUSED})
+_USUAL: Final = frozenset({IDLE, _REFUSED})
 
 
 class Owner(Protocol):
@@ -97,8 +111,8 @@ class Owner(Protocol):
     def waits_no_more(self, session: "HttpSession") -> None:
         """Note that the peer has taken all."""
 
-    def forget(self, session: "HttpSession") -> None:
-        """Note that *session* has ended."""
+    def forget(self, session: "HttpSession", why: str) -> None:
+        """Note that *session* has ended, as *why* is counted."""
 
 
 class Asked(NamedTuple):
@@ -196,7 +210,7 @@ class HttpSession:
                 event = self._http.next_event()
         except h11.RemoteProtocolError as exc:
             if self._http.trailing_data[0].startswith(_TLS):
-                self.close_because("it speaks TLS to a listener without (http.listeners)")
+                self.close_because(_SPEAKS_TLS)
                 return
             # What h11 says behind a colon repeats what came.
             self._refuse_rest(Refused(exc.error_status_hint, str(exc).partition(":")[0]))
@@ -308,14 +322,14 @@ class HttpSession:
 
     def end(self, reason: str) -> None:
         """End it, from this side."""
-        self.close_because(reason)
+        self.close_because(End(UNAUTHENTICATED, reason))
 
     def send(self, frame: bytes) -> None:
         """Send *frame*, or queue it behind what the peer has not taken."""
         if self.is_closed:
             return
         if self.unsent_bytes + len(frame) > STREAM_UNSENT_BYTES_MAX:
-            self.close_because("too many events wait behind a slow read")
+            self.close_because(_MISSES_EVENTS)
         else:
             self._put([frame])
 
@@ -389,7 +403,7 @@ class HttpSession:
 
     def _fail(self, exc: Exception) -> None:
         log.error("session.failed", peer=self.transport.peer, exc_info=exc)
-        self.close()
+        self.close(FAILED)
 
     def _want(self, *, reading: bool, writing: bool) -> None:
         self._is_reading, self._is_writing = reading, writing
@@ -399,40 +413,41 @@ class HttpSession:
 
     def close_if_overdue(self, now_ms: int) -> None:
         """End the connection if its peer should have done something by now, and say why."""
-        reason = self._overdue(now_ms)
-        if reason is not None:
-            self.close_because(reason)
+        end = self._overdue(now_ms)
+        if end is not None:
+            self.close_because(end)
 
-    def _overdue(self, now_ms: int) -> str | None:
+    def _overdue(self, now_ms: int) -> End | None:
         if self._is_writing:
             if now_ms >= self.deadlines.send_ms:
-                return TAKES_NOTHING.reason
+                return TAKES_NOTHING
             if self._stream is None and now_ms >= self._answer_ms:
-                return "it takes its answer too slowly"
+                return _TAKES_TOO_LITTLE
             return None
         if self._dropped_bytes is not None:
             return _REFUSED if now_ms >= self._answer_ms else None
         if self._is_asked or now_ms < self.deadlines.read_ms:
             return None
-        if self.deadlines.is_reading_frame:
-            return UNFINISHED.reason
-        return IDLE.reason
+        return UNFINISHED if self.deadlines.is_reading_frame else IDLE
 
-    def close_because(self, reason: str) -> None:
+    def close_because(self, end: End) -> None:
         """End the connection, and say why in the log unless that happens all the time."""
-        if reason not in _USUAL:
-            self._owner.warn("connection.closed", self.transport.peer, reason=reason)
-        self.close()
+        if end not in _USUAL:
+            self._owner.warn("connection.closed", self.transport.peer, reason=end.reason)
+        self.close(end.counted_as)
 
-    def close(self) -> None:
-        """End the connection, and the stream on it. Idempotent."""
+    def close(self, why: str = PEER) -> None:
+        """End the connection, and the stream on it. Idempotent.
+
+        Whose request was refused as a whole has ended for that, whatever came after.
+        """
         if self.is_closed:
             return
         self.is_closed = True
         self.transport.close()
         self._unsent.clear()
         self.unsent_bytes = 0
-        self._owner.forget(self)
+        self._owner.forget(self, why if self._dropped_bytes is None else MALFORMED)
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end(self)

@@ -272,6 +272,8 @@ class Exporter:
             "group_coordinator_http_requests_total": {
                 (route, str(status)): count for (route, status), count in t.http.items()
             },
+            "group_coordinator_http_connections_closed_total": _by_one(t.http_connections_closed),
+            "group_coordinator_http_connections_refused_total": _by_one(t.http_connections_refused),
         }
 
     def _of_the_process(self) -> dict[str, Values]:

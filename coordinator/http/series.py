@@ -329,6 +329,14 @@ PROCESS_FAMILIES: Final = (
         "group_coordinator_http_requests_total", "Answers of the HTTP listener.", "route", "status"
     ),
     _gauge("group_coordinator_http_connections", "Open HTTP connections."),
+    _counter(
+        "group_coordinator_http_connections_closed_total", "HTTP connections that ended.", "reason"
+    ),
+    _counter(
+        "group_coordinator_http_connections_refused_total",
+        "HTTP connections closed at once.",
+        "reason",
+    ),
     _gauge("group_coordinator_http_event_streams", "Open event streams."),
     _gauge(
         "group_coordinator_series_left_out",

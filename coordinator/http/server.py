@@ -28,7 +28,15 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever, sweep_for_ever
-from coordinator.server.session import ADDRESS_PART, most_of_address
+from coordinator.server.session import (
+    ADDRESS_PART,
+    FAILED,
+    NO_DESCRIPTORS,
+    SHUTDOWN,
+    SLOW_READER,
+    End,
+    most_of_address,
+)
 from coordinator.server.transport import Listener, Transport
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ WAITING_MAX: Final = 64
 # Of all answers that their peers don't take; a scrape of 100,000 series has 12 MB.
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 _STREAMS_RETRY_S: Final = 10
+_TAKES_MOST_ROOM: Final = End(SLOW_READER, "too many answers wait behind slow reads")
 
 
 class HttpSessions:
@@ -87,7 +96,7 @@ class HttpSessions:
         self._entry = entry
         self._wall_clock_ms = environment.wall_clock_ms
         self._clock_s = environment.clock_s
-        self._answered = environment.telemetry.http
+        self._telemetry = environment.telemetry
         self._all: dict[HttpSession, None] = {}
         self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
         self._under_way = 0
@@ -112,12 +121,12 @@ class HttpSessions:
                 self._nursery = nursery
                 for listener in listeners:
                     paced = _PacedListener(listener, self._pace)
-                    nursery.start_soon(accept_for_ever, paced, self.begin)
+                    nursery.start_soon(accept_for_ever, paced, self.begin, self._no_room)
                 nursery.start_soon(sweep_for_ever, self, self.poller, self.now)
                 nursery.start_soon(self.poller.run, _nothing, self._pace)
         finally:
             for session in self:
-                session.close()
+                session.close(SHUTDOWN)
             self.poller.close()
 
     # --- connections --------------------------------------------------------------------
@@ -125,27 +134,33 @@ class HttpSessions:
     def begin(self, transport: Transport) -> None:
         """Start a session on *transport*, or close it when there are too many."""
         if len(self._all) >= self._max_connections:
-            self._turn_away(transport, "http.max.connections")
+            self._turn_away(transport, "max_connections", "http.max.connections")
             return
         if self._connections_of[transport.counts_as] >= most_of_address(self._max_connections):
-            self._turn_away(transport, "its address has three quarters of http.max.connections")
+            reason = "its address has three quarters of http.max.connections"
+            self._turn_away(transport, "max_connections_per_ip", reason)
             return
         session = HttpSession(self, transport, self.now().mono_ms)
         try:
             transport.attach(self.poller, session)
         except OSError as exc:
-            self._turn_away(transport, str(exc.strerror))
+            self._turn_away(transport, NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
         self._connections_of[transport.counts_as] += 1
 
-    def _turn_away(self, transport: Transport, reason: str) -> None:
+    def _turn_away(self, transport: Transport, word: str, reason: str) -> None:
+        count(self._telemetry.http_connections_refused, word)
         self.warn("connection.refused", transport.peer, reason=reason)
         transport.close()
 
-    def forget(self, session: HttpSession) -> None:
-        """Note that *session* has ended."""
+    def _no_room(self) -> None:
+        count(self._telemetry.http_connections_refused, NO_DESCRIPTORS)
+
+    def forget(self, session: HttpSession, why: str) -> None:
+        """Note that *session* has ended, as *why* is counted."""
         if session in self._all:
+            count(self._telemetry.http_connections_closed, why)
             del self._all[session]
             address = session.transport.counts_as
             self._connections_of[address] -= 1
@@ -173,7 +188,7 @@ class HttpSessions:
                 return
             ((address, _),) = unsent_bytes.most_common(1)
             oldest = next(one for one in self._unsent if one.transport.counts_as == address)
-            oldest.close_because("too many answers wait behind slow reads")
+            oldest.close_because(_TAKES_MOST_ROOM)
 
     def waits_no_more(self, session: HttpSession) -> None:
         """Note that it has all."""
@@ -334,11 +349,11 @@ class HttpSessions:
         try:
             session.refuse(Refused(500, f"error {self._failed_requests} in the daemon's log"))
         except LocalProtocolError:  # The answer itself is what can't be sent.
-            session.close()
+            session.close(FAILED)
 
     def count(self, route_name: str, status: int) -> None:
         """Count an answer."""
-        count(self._answered, (route_name, status))
+        count(self._telemetry.http, (route_name, status))
 
     def date(self) -> str:
         """Return the time of day as a header has it."""

@@ -40,6 +40,7 @@ CONNECTIONS_CLOSED: Final = (
     "shutdown",
 )
 CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "quota", "descriptors")
+HTTP_CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "descriptors")
 MEMBERS_REMOVED: Final = (
     "left",
     "session expired",
@@ -68,6 +69,7 @@ class Telemetry:
         log_ins: By which mechanism and how those of SASL ended -> how many.
         flush_began_s: Tells when the oldest flush began that is on its way, None for none.
         http: Route template and status -> answers of the HTTP listener.
+        http_connections_closed: Why -> how many; likewise ``http_connections_refused``.
         throttled: How many answers told clients to wait, and for how many ms in all.
         throttled_by: The same by principal, of the first `_PRINCIPALS_MAX` that were told.
     """
@@ -100,6 +102,8 @@ class Telemetry:
         self.handshakes: dict[str, int] = {}
         self.log_ins: dict[tuple[str, str], int] = {}
         self.http: dict[tuple[str, int], int] = {}
+        self.http_connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
+        self.http_connections_refused = dict.fromkeys(HTTP_CONNECTIONS_REFUSED, 0)
 
     def told_to_wait(self, principal: str, wait_ms: int) -> None:
         """Count an answer that told a client of *principal* to wait."""

@@ -79,8 +79,12 @@ class Identities(Protocol):
 class TlsListener:
     """A listener whose connections have shaken hands."""
 
-    def __init__(self, inner: Listener, handshakes: "Handshakes") -> None:
+    def __init__(
+        self, inner: Listener, handshakes: "Handshakes", no_room: Callable[[], None]
+    ) -> None:
+        """Make it; *no_room* is called when there is no descriptor for a connection."""
         self.inner = inner
+        self.no_room = no_room
         self._handshakes = handshakes
         self._ready: deque[TlsTransport] = deque()
         self._changed = trio.Event()
@@ -168,7 +172,6 @@ class Handshakes:
         environment: Environment,
         identities: Identities,
         warn: Callable[..., None],
-        no_room: Callable[[], None],
         at_most: int,
         clock_s: Callable[[], float],
     ) -> None:
@@ -178,14 +181,12 @@ class Handshakes:
             environment: Of the node; its telemetry says whether clients ask something.
             identities: Certificates.
             warn: As `Sessions.warn`.
-            no_room: Called when a connection waits outside, as there is no descriptor for it.
             at_most: So many at a time.
             clock_s: How work is measured: the processor's time of this thread, best.
         """
         self.poller = Poller(slice_s=0)
         self._identities = identities
         self._warn = warn
-        self._no_room = no_room
         self._at_most = at_most
         self._telemetry = environment.telemetry
         self._share = Share(lambda: self._telemetry.received_bytes, clock_s)
@@ -218,7 +219,7 @@ class Handshakes:
         def begin(inner: Transport) -> None:
             self._begin(inner, listener)
 
-        await accept_for_ever(_Gate(listener.inner, self.room), begin, self._no_room)
+        await accept_for_ever(_Gate(listener.inner, self.room), begin, listener.no_room)
         listener.end()
 
     async def room(self) -> None:
@@ -231,6 +232,7 @@ class Handshakes:
         try:
             transport.attach(self.poller, handshake)
         except OSError as exc:
+            listener.no_room()
             self._warn("connection.refused", inner.peer, reason=str(exc.strerror))
             inner.close()
             return

@@ -41,7 +41,7 @@ from coordinator.runtime.folder import Folder
 from coordinator.runtime.logs import Store
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
-from coordinator.runtime.telemetry import Tee, Telemetry
+from coordinator.runtime.telemetry import Tee, Telemetry, count
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import SERVER_SOFTWARE
 from coordinator.server.gatekeeper import REFUSALS, LogIn
@@ -49,7 +49,7 @@ from coordinator.server.handshakes import HANDSHAKES_MAX, Handshakes, TlsListene
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
 from coordinator.server.service_manager import ServiceManager
-from coordinator.server.session import Sessions
+from coordinator.server.session import NO_DESCRIPTORS, Sessions
 from coordinator.server.terminal import Bar, LogOutput, log_event
 from coordinator.server.transport import Listener, SocketListener, listen
 
@@ -419,8 +419,14 @@ async def _serve_logs(
             for files in watched:
                 nursery.start_soon(_watch, files)
             if certificates is not None:
-                doors = _start_tls(
-                    nursery, addresses, listeners, certificates, server.sessions, environment
+                doors = start_tls(
+                    nursery,
+                    addresses,
+                    listeners,
+                    native,
+                    certificates,
+                    server.sessions,
+                    environment,
                 )
             nursery.start_soon(server.run, doors[:native], with_log_in(doors, addresses))
             if doors[native:]:
@@ -453,27 +459,34 @@ def _apply(settings: Settings, logs: Logs, node: Node, server: Server) -> None:
     server.sessions.max_connections = max_connections(settings)
 
 
-def _start_tls(
+def start_tls(
     nursery: trio.Nursery,
     addresses: Sequence[Address],
-    listeners: Sequence[SocketListener],
+    listeners: Sequence[Listener],
+    native: int,
     certificates: "Certificates",
     sessions: Sessions,
     environment: Environment,
 ) -> list[Listener]:
-    """Return the doors: the listeners themselves, or with TLS before them."""
+    """Return the doors: the listeners themselves, or with TLS before them.
+
+    The first *native* ones are the clients', the others HTTP's.
+    """
     handshakes = Handshakes(
         environment=environment,
         identities=certificates,
         warn=sessions.warn,
-        no_room=sessions.has_no_room,
         at_most=max_handshakes(),
         clock_s=time.thread_time,
     )
-    doors: list[Listener] = [
-        TlsListener(listener, handshakes) if address.is_tls else listener
-        for address, listener in zip(addresses, listeners, strict=True)
-    ]
+    no_room_for_http = partial(
+        count, environment.telemetry.http_connections_refused, NO_DESCRIPTORS
+    )
+    doors: list[Listener] = list(listeners)
+    for number, address in enumerate(addresses):
+        if address.is_tls:
+            no_room = sessions.has_no_room if number < native else no_room_for_http
+            doors[number] = TlsListener(listeners[number], handshakes, no_room)
     environment.metrics["certificate_left_ms"] = lambda: certificates.left_ms
     nursery.start_soon(handshakes.run, [door for door in doors if isinstance(door, TlsListener)])
     return doors

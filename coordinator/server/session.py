@@ -107,15 +107,17 @@ UNAUTHENTICATED: Final = "unauthenticated"
 MALFORMED: Final = "malformed"
 SHUTDOWN: Final = "shutdown"
 # Why a connection ends that overstays, also one of HTTP.
+SLOW_READER: Final = "slow_reader"
+
 IDLE: Final = End("idle", "it is idle")
 UNFINISHED: Final = End("unfinished_request", "it stopped in the middle of a request")
-TAKES_NOTHING: Final = End("slow_reader", "it takes no answers")
+TAKES_NOTHING: Final = End(SLOW_READER, "it takes no answers")
 _NOT_LOGGED_IN: Final = End(UNAUTHENTICATED, "it has not logged in in time")
-_TAKES_TOO_LITTLE: Final = End("slow_reader", "too many answers wait behind a slow read")
+_TAKES_TOO_LITTLE: Final = End(SLOW_READER, "too many answers wait behind a slow read")
 _TAKES_MOST_ROOM: Final = End(
     "slow_reader", "it holds the most of all unsent answers (queued.max.response.bytes)"
 )
-_NO_DESCRIPTORS: Final = "descriptors"
+NO_DESCRIPTORS: Final = "descriptors"
 _TOO_MANY_OF_PRINCIPAL: Final = "its principal has too many (quota connections)"
 _QUOTA: Final = "quota"
 
@@ -1082,7 +1084,7 @@ class Sessions:
         except OSError as exc:
             if session.gate is not None:
                 session.gate.leave()
-            self._refuse(transport, _NO_DESCRIPTORS, str(exc.strerror))
+            self._refuse(transport, NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
         self._held_by[transport.counts_as] = address
@@ -1118,7 +1120,7 @@ class Sessions:
 
     def has_no_room(self) -> None:
         """Count that a connection waits outside, as there is no descriptor for it."""
-        count(self.telemetry.connections_refused, _NO_DESCRIPTORS)
+        count(self.telemetry.connections_refused, NO_DESCRIPTORS)
 
     def forget(self, session: Session) -> None:
         """Note that *session* has ended."""

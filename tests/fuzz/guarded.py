@@ -65,18 +65,20 @@ class GuardedWorld(World):
             environment=self.environment,
             identities=Certificates(self.settings, self.tee, lambda: NOW_MS),
             warn=self.server.sessions.warn,
-            no_room=self.server.sessions.has_no_room,
             at_most=_HANDSHAKES_MAX,
             clock_s=clock_s,
         )
-        self.secure_web_door = TlsListener(self.web_door, self._handshakes)
+        self.secure_web_door = self._over_tls(self.web_door)
 
     def doors(self) -> list[Listener]:
         """Return what sessions come from."""
         plain, *others = self.listeners
-        secure = [TlsListener(one, self._handshakes) for one in others]
+        secure = [self._over_tls(one) for one in others]
         self.nursery.start_soon(self._handshakes.run, [*secure, self.secure_web_door])
         return [plain, *secure]
+
+    def _over_tls(self, door: FakeListener) -> TlsListener:
+        return TlsListener(door, self._handshakes, self.server.sessions.has_no_room)
 
     def entry(self) -> Entry:
         """Return the way into HTTP; passwords are compared at once."""

@@ -67,6 +67,8 @@ def test_each_documented_reason_is_there_from_the_start() -> None:
         "requests_refused": telemetry.refused,
         "connections_closed": telemetry.connections_closed,
         "connections_refused": telemetry.connections_refused,
+        "http_connections_closed": telemetry.http_connections_closed,
+        "http_connections_refused": telemetry.http_connections_refused,
         "members_removed": telemetry.members_removed,
     }
     page = PAGE.read_text(encoding="utf-8")

@@ -1,5 +1,9 @@
 """Peers that are slow, many, odd, or gone."""
 
+import errno
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
@@ -244,6 +248,92 @@ async def test_one_connection_too_many_is_closed_at_once(autojump_clock: object)
             await settle()
 
         assert {b"body"} == {replies(peer)[0].body for peer in peers}
+
+
+async def test_connections_that_are_not_taken_are_counted(autojump_clock: object) -> None:
+    """A scrape that is refused tells nobody of it; the next one can."""
+    async with listener(settings=["http.max.connections=4"]) as here:
+        for peer in (1, 1, 1, 1, 2, 3):
+            here.connect(peer=f"192.0.2.{peer}")
+        here.door.arrive(OSError(errno.EMFILE, "too many open files"))
+        here.door.arrive(OSError(errno.ECONNRESET, "reset"))
+        await settle()
+        await trio.sleep(1)
+
+        refused = here.telemetry.http_connections_refused
+        assert {"max_connections_per_ip": 1, "max_connections": 1, "descriptors": 1} == refused
+        assert not +Counter(here.telemetry.http_connections_closed)
+
+
+def _says_nothing(_peer: MemoryTransport) -> None:
+    pass
+
+
+def _stops_inside(peer: MemoryTransport) -> None:
+    peer.put(get("/x")[:20])
+
+
+def _asks_once(peer: MemoryTransport) -> None:
+    peer.put(get("/x", "Connection: close"))
+
+
+def _takes_nothing(peer: MemoryTransport) -> None:
+    peer.give_room(0)
+    peer.put(get("/x"))
+
+
+def _speaks_something_else(peer: MemoryTransport) -> None:
+    peer.put(b"nonsense\r\n\r\n")
+
+
+def _leaves_after_a_refusal(peer: MemoryTransport) -> None:
+    peer.put(get("/x", method="PUT"))
+    peer.end()
+
+
+def _speaks_tls(peer: MemoryTransport) -> None:
+    peer.put(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (_says_nothing, "idle"),
+        (_stops_inside, "unfinished_request"),
+        (_asks_once, "peer"),
+        (MemoryTransport.reset, "peer"),
+        (_takes_nothing, "slow_reader"),
+        (_speaks_something_else, "malformed"),
+        (_leaves_after_a_refusal, "malformed"),
+        (_speaks_tls, "malformed"),
+    ],
+)
+async def test_connections_are_counted_by_why_they_end(
+    autojump_clock: object, what: Callable[[MemoryTransport], None], why: str
+) -> None:
+    """Once each; who alerts on slow readers must not be woken by idle ones."""
+    async with listener(text("/x", b"body")) as here:
+        what(here.connect())
+        await settle()
+        await trio.sleep(30)
+
+        assert {why: 1} == +Counter(here.telemetry.http_connections_closed)
+
+
+async def test_streams_are_counted_by_why_they_end(autojump_clock: object) -> None:
+    """A restart, and a log-in that ends, look like browsers that leave otherwise."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        left, over, slow, _ = [await follow(here) for _ in range(4)]
+        left.end()
+        streams.open[1].end("the log-in behind it has ended")
+        slow.give_room(0)
+        streams.open[2].send(b"x" * 300_000)
+        await settle()
+        assert over.closed
+
+    closed = +Counter(here.telemetry.http_connections_closed)
+    assert {"peer": 1, "unauthenticated": 1, "slow_reader": 1, "shutdown": 1} == closed
 
 
 async def test_the_rest_of_a_refused_body_is_dropped(autojump_clock: object) -> None:

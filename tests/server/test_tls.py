@@ -1,5 +1,6 @@
 """TLS before sessions: the same bytes, the same limits, and who doesn't get in."""
 
+import errno
 import resource
 import ssl
 import weakref
@@ -14,11 +15,11 @@ import trio
 import trio.testing
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from coordinator.config import load_settings
+from coordinator.config import Address, load_settings
 from coordinator.runtime.calls import REST
 from coordinator.security.tls import Certificates
 from coordinator.server.handshakes import TIMEOUT_S, Handshakes, TlsListener
-from coordinator.server.run import max_connections, max_handshakes
+from coordinator.server.run import max_connections, max_handshakes, start_tls
 from coordinator.server.transport import RECORD_BYTES, Listener, TlsTransport
 from protocol.connection import ClientConnection
 from protocol.messages import HeartbeatResponse, ListGroupsRequest, OffsetCommitResponse
@@ -33,7 +34,7 @@ from tests.fakes.tls import (
     write_stores,
 )
 from tests.fakes.transport import MemoryTransport
-from tests.server.world import World, beat, commit
+from tests.server.world import FakeListener, World, beat, commit
 
 ALICE: Final = "alice@example.org"
 
@@ -215,11 +216,11 @@ class Guarded(World):
             environment=self.environment,
             identities=self.certificates,
             warn=self._warn,
-            no_room=self.server.sessions.has_no_room,
             at_most=4,
             clock_s=lambda: self.worked_s,
         )
-        self.door = TlsListener(self.listener, self.handshakes)
+        no_room = self.server.sessions.has_no_room
+        self.door = TlsListener(self.listener, self.handshakes, no_room)
 
     def _told(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))
@@ -501,6 +502,31 @@ def test_handshakes_leave_room_for_the_logs_descriptors(monkeypatch: pytest.Monk
 
     assert max_handshakes() == 124
     assert max_connections(tls) == max_connections(plain) - 124
+
+
+async def test_a_connection_without_a_descriptor_is_counted_where_it_came(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Clients and Prometheus are refused by different limits; who is called wants to know whose."""
+    async with guarded(tmp_path) as here:
+        inner = [FakeListener(), FakeListener()]
+        address = Address("127.0.0.1", 0, "SSL")
+        start_tls(
+            here.nursery,
+            [address, address],
+            inner,
+            1,
+            here.certificates,
+            here.server.sessions,
+            here.environment,
+        )
+        for full in (inner[0], inner[1], inner[1]):
+            full.arrive(OSError(errno.EMFILE, "too many open files"))
+        await trio.sleep(1)
+
+        telemetry = here.environment.telemetry
+        assert 1 == telemetry.connections_refused["descriptors"]
+        assert 2 == telemetry.http_connections_refused["descriptors"]
 
 
 async def test_who_only_looks_whether_the_port_is_open_is_no_news(
