@@ -195,6 +195,7 @@ class NodeView:
         checks = self._node.checks.look()
         minute = self.history.last_minute()
         has_disk = "disk_free_bytes" in self._metrics  # No node of a cluster has one.
+        compactions = self._number("compactions_total")
         return views.Node(
             node_id=self._settings.node_id,
             cluster_id=self._node.cluster_id,
@@ -213,9 +214,9 @@ class NodeView:
             flushes=self.history.flushes(minute, with_samples=with_samples),
             compaction=views.Compaction(
                 bool(self._number("compaction_running")),
-                self._number("compactions_total"),
+                compactions,
                 self._number("compaction_failures_total"),
-                self._number("compaction_last_duration_ms"),
+                self._number("compaction_last_duration_ms") if compactions else None,
                 self._number("compaction_removed_bytes_total"),
             ),
             load=views.Load(

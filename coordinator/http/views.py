@@ -328,7 +328,7 @@ class Compaction(View):
     running: bool
     done: int
     failed: int
-    last_ms: int
+    last_ms: int | None
     removed_bytes: int
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import combinations
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -164,6 +165,36 @@ def test_why_it_rebalanced_is_told_in_a_sentence_each(
         "loader-3 (10.0.0.8) came to join after 13 s.", use_inner_text=True
     )
     expect(lines.nth(3)).to_contain_text("did not sync within 60 s and was removed")
+
+
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_of_a_partition_and_a_member_nothing_is_left_out_where_it_is_narrow(
+    opened: OpenPage, served: ExitStack, width: int
+) -> None:
+    """Whose the one is that stands still is asked on a phone, too."""
+    _, url = night(served)
+    page = opened(f"{url}/#/groups/billing", width=width)
+    partition, member = (page.locator(f".{one} tbody tr").last for one in ("partitions", "members"))
+    expect(partition).to_be_visible()
+
+    for row, said in (
+        (partition, {"loader-4", "refunds", "3", "1,862,907", "0", "0 s"}),
+        (member, {"loader-4 static rack-4", "10.0.0.9", "2"}),
+    ):
+        row.scroll_into_view_if_needed()
+        cells = [cell for cell in row.locator("th, td").all() if cell.is_visible()]
+        assert said <= {cell.inner_text() for cell in cells}
+        boxes = [box for cell in cells if (box := cell.bounding_box()) is not None]
+        overlap = [
+            (a, b)
+            for a, b in combinations(boxes, 2)
+            if a["x"] < b["x"] + b["width"] - 1
+            and b["x"] < a["x"] + a["width"] - 1
+            and a["y"] < b["y"] + b["height"] - 1
+            and b["y"] < a["y"] + a["height"] - 1
+        ]
+        assert [] == overlap
+        assert max(box["x"] + box["width"] for box in boxes) <= width
 
 
 def test_a_bar_is_as_long_as_its_phase_took(opened: OpenPage, served: ExitStack) -> None:
@@ -424,6 +455,25 @@ def test_what_is_wrong_with_the_node_is_told_on_every_view(
     expect(page.get_by_role("status")).to_have_text("The coordinator is not well")
     api.tell("node", {**node, "checks": [{**disk, "ok": True}]})
     expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_what_is_rare_or_never_was_is_not_told_as_nothing(
+    opened: OpenPage, served: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.0 errors a second reads as none, and 0 s as a compaction that took no time."""
+    rare = {"api": "LeaveGroup", "per_second": 0.02, "p50_ms": 1, "p99_ms": 1}
+    node = {**fake_api.node(), "requests": [{**rare, "errors_per_second": 0.0}]}
+    node["compaction"].update(done=0, last_ms=None)
+    monkeypatch.setattr(fake_api, "node", lambda: node)
+    _, url = night(served)
+    page = opened(f"{url}/#/node")
+
+    row = page.locator(".requests tbody tr")
+    expect(row).to_have_count(1)
+    expect(row.locator(".c-rate")).to_have_text("< 0.1")
+    expect(row.locator(".c-errors")).to_have_text("0")
+    took = page.locator("dl div").filter(has_text="The last took")
+    expect(took.locator("dd")).to_have_text("–")  # noqa: RUF001 - as it stands on the page.
 
 
 def test_who_has_the_other_groups_of_a_cluster_is_told(opened: OpenPage, served: ExitStack) -> None:

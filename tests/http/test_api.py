@@ -275,6 +275,7 @@ async def test_the_node_tells_of_the_last_minute(autojump_clock: MockClock) -> N
         assert 0 < commits["p50_ms"] < commits["p99_ms"] <= 0.5
         assert {"Empty": 1} == told["groups"]
         assert ("ready", 1) == (told["status"], told["connections"])
+        assert (0, None) == (told["compaction"]["done"], told["compaction"]["last_ms"])
         assert {"max_series": 50_000, "left_out": 7} == told["metrics"]
         assert [] == later["requests"]
 

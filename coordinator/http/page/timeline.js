@@ -56,7 +56,7 @@ export class Timeline {
     const all = this.running === null ? this.past : [this.#grown(), ...this.past];
     const most = niceMs(Math.max(1, ...all.map(longestMs)));
     this.empty.hidden = all.length > 0;
-    this.scale.hidden = all.length === 0;
+    this.scale.hidden = this.list.hidden = all.length === 0;
     redraw(this.scale, String(most), () => [
       el("span", { class: "key" }, el("i", { class: "bar-join" }), "join"),
       el("span", { class: "key" }, el("i", { class: "bar-sync" }), "sync"),

@@ -97,6 +97,7 @@ export const percent = (share) =>
 
 export function rate(perSecond) {
   if (perSecond === null || perSecond === undefined) return UNKNOWN;
+  if (perSecond > 0 && perSecond < 0.05) return "< 0.1"; // 0.0 would read as never.
   return perSecond > 0 && perSecond < 99.95 ? tenths.format(perSecond) : count(Math.round(perSecond));
 }
 
