@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import fake_api
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, set_hidden
 from tests.browser.fake_api import FakeApi
 
 ROWS = "table.groups tbody tr"
@@ -474,6 +474,27 @@ def test_what_is_rare_or_never_was_is_not_told_as_nothing(
     expect(row.locator(".c-errors")).to_have_text("0")
     took = page.locator("dl div").filter(has_text="The last took")
     expect(took.locator("dd")).to_have_text("–")  # noqa: RUF001 - as it stands on the page.
+
+
+def test_a_tab_that_was_opened_behind_another_is_of_now_when_it_is_seen(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """It read its group when it was opened, which may be an hour ago."""
+    api, url = night(served)
+    page = opened(f"{url}/#/groups/billing")
+    page.add_init_script(
+        "Object.defineProperty(document, 'hidden', {value: 1, configurable: true})"
+    )
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    expect(page.locator(".partitions tbody tr")).to_have_count(12)
+    assert [] == [address for address in asked if "events" in address]
+
+    api.change("billing", lag=4_711)
+    set_hidden(page, False)
+    expect(page.locator(".facts")).to_contain_text("4,711")
+    expect(page.locator("#link-state")).to_have_text("live")
 
 
 def test_who_has_the_other_groups_of_a_cluster_is_told(opened: OpenPage, served: ExitStack) -> None:

@@ -14,7 +14,7 @@ from bench.processes import free_port
 from client import TopicPartition
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from protocol.group_ids import group_id_error
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, set_hidden
 from tests.browser.fake_api import HOSTILE
 from tests.integration.daemon import Daemon, daemon
 
@@ -116,6 +116,33 @@ def test_the_page_comes_back_after_the_daemon(night: Night, opened: OpenPage) ->
 
     night.client("loader").commit("ledger", {TopicPartition("orders", 0): 7})
     expect(page.locator(ROWS)).to_have_count(2)
+
+
+def test_there_may_be_more_tabs_than_a_browser_has_connections(
+    night: Night, opened: OpenPage
+) -> None:
+    """Six are what it has for one address; who opens each bad group in a tab has more."""
+    orders = TopicPartition("orders", 0)
+    client = night.client("loader")
+    client.register_topics({"orders": 1})
+    client.report_end_offsets({orders: 9_000})
+    client.commit("billing", {orders: 4_711})
+    first = last = opened(f"{night.url}/#/groups/billing")
+    committed = first.locator(".partitions .c-committed").last
+    expect(committed).to_have_text("4,711")
+    for _ in range(7):
+        set_hidden(last, True)
+        last = first.context.new_page()
+        last.goto(night.url)
+        live(last)
+        expect(last.locator(ROWS)).to_have_count(1)
+
+    client.commit("billing", {orders: 5_000})
+    set_hidden(last, True)
+    set_hidden(first, False)
+    expect(committed).to_have_text("5,000")
+    client.commit("billing", {orders: 6_000})
+    expect(committed).to_have_text("6,000")
 
 
 def test_the_node_shows_its_numbers(night: Night, opened: OpenPage) -> None:

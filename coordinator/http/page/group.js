@@ -47,7 +47,7 @@ export class Group {
     this.partitionsTimer = null;
     this.isPartitionsNews = false;
     this.isOpen = false;
-    this.isHelloDue = false;
+    this.stream = null; // The one whose hello is no news.
     this.isFollowed = false; // The stream has told of it.
 
     this.heading = el("h1", { id: "title", tabindex: -1 });
@@ -124,9 +124,9 @@ export class Group {
     return titleOf(this.id);
   }
 
-  open(isHelloDue) {
+  open(stream) {
     this.isOpen = true;
-    this.isHelloDue = isHelloDue;
+    this.stream = stream;
     this.load();
     this.ticking = setInterval(() => document.hidden || this.#tick(), 1000);
   }
@@ -172,7 +172,7 @@ export class Group {
       take(answer);
     } catch (problem) {
       if (!this.isOpen) return;
-      this.isHelloDue = false;
+      this.stream = null;
       if (problem instanceof Problem && problem.status === 404) this.#gone(problem.message);
       else this.page.failed(problem);
     }
@@ -191,9 +191,9 @@ export class Group {
   onEvent(name, data) {
     if (name === "hello") {
       // With the first one it was asked for; but what time it is, is known since.
-      if (this.isHelloDue) this.#showRebalances();
+      if (this.stream !== null && this.stream === this.page.live.source) this.#showRebalances();
       else this.load();
-      this.isHelloDue = false;
+      this.stream = null;
       this.isFollowed = false;
     } else if (name === "group" && data.id === this.id) {
       this.#take(data);

@@ -39,6 +39,9 @@ export const groupPath = (group, part = "", more = {}) =>
   `api/v1/group${part}?${new URLSearchParams({ group, ...more })}`;
 
 // The event stream; comes back by itself, and says whether it is there.
+//
+// A browser has six connections to one address for all of its tabs, and without HTTP/2 each stream
+// takes one: so a tab that nobody sees has none, or the seventh would wait for ever.
 export class Live {
   // onState("live" | "lost"), onEvent(name, data); onRefused() when it was refused.
   constructor(onState, onEvent, onRefused) {
@@ -50,19 +53,27 @@ export class Live {
     this.failed = 0;
     this.timer = null;
     this.silence = null;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#rest() : this.#open()));
   }
 
-  // Follow all groups, and *group* in detail if there is one; say if that begins with a hello.
+  // Follow all groups, and *group* in detail if there is one; return the stream if it is a new one.
   watch(group) {
-    if (this.source !== null && this.group === group) return false;
+    if (this.source !== null && this.group === group) return null;
     this.group = group;
+    if (document.hidden) return null;
     this.#open();
-    return true;
+    return this.source;
+  }
+
+  #rest() {
+    clearTimeout(this.timer);
+    clearTimeout(this.silence);
+    this.source?.close();
+    this.source = null;
   }
 
   #open() {
-    clearTimeout(this.timer);
-    this.source?.close();
+    this.#rest();
     const query = this.group === null ? "" : `?group=${encodeURIComponent(this.group)}`;
     const source = new EventSource(`api/v1/events${query}`);
     this.source = source;
