@@ -457,6 +457,29 @@ def test_what_is_wrong_with_the_node_is_told_on_every_view(
     expect(page.locator("#notice")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("status", "detail", "shown"),
+    [
+        (404, "there is no group bill. Did you mean billing?", "bill. Did you mean billing?"),
+        (404, "there is no group nope.", "There is no group nope."),
+        (400, "group has more than 255 characters", "Group has more than 255 characters."),
+    ],
+)
+def test_what_can_be_no_group_is_said_once_and_not_asked_for_again(
+    opened: OpenPage, served: ExitStack, status: int, detail: str, shown: str
+) -> None:
+    """Whoever mistyped an address waits for nothing; the page said that it can't be told yet."""
+    api, url = night(served)
+    page = opened(f"{url}/#/groups/ledger")
+    expect(page.locator("#link-state")).to_have_text("live")
+    api.problem = (status, detail)
+
+    page.goto(f"{url}/#/groups/bill")
+    said = page.locator("article > .empty")
+    expect(said).to_have_text(re.compile(re.escape(shown) + "$"))
+    expect(said).not_to_have_class(re.compile("slow"))
+
+
 def test_what_is_rare_or_never_was_is_not_told_as_nothing(
     opened: OpenPage, served: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,13 @@
 // One group: how far behind, why it rebalanced, who is in it, and each partition.
 
 import { el, redraw, setAttribute, setSign, setText } from "./dom.js";
-import { Problem, ask, groupPath } from "./live.js";
+import { ask, groupPath } from "./live.js";
 import { drawSmall, large } from "./curve.js";
 import { fillState } from "./groups.js";
 import { Table } from "./table.js";
 import { Timeline, toneOf } from "./timeline.js";
 import {
   UNKNOWN,
-  capital,
   causeOf,
   count,
   counted,
@@ -16,6 +15,7 @@ import {
   lagText,
   nameOf,
   longText,
+  sentenceOf,
   setName,
   short,
   span,
@@ -173,7 +173,8 @@ export class Group {
     } catch (problem) {
       if (!this.isOpen) return;
       this.stream = null;
-      if (problem instanceof Problem && problem.status === 404) this.#gone(problem.message);
+      // Of what can't be asked for, as of what isn't there, no further question tells more.
+      if ([400, 404].includes(problem.status)) this.#gone(problem.message);
       else this.page.failed(problem);
     }
   }
@@ -183,7 +184,7 @@ export class Group {
     this.content.hidden = true;
     this.wait.hidden = false;
     this.wait.classList.remove("slow");
-    setText(this.wait, `${capital(visible(detail))}.`);
+    setText(this.wait, sentenceOf(detail));
     this.state.replaceChildren();
     this.copy.hidden = true;
   }

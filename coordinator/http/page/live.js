@@ -6,7 +6,7 @@ const RETRY_MS = [1000, 2000, 4000, 8000];
 const SILENT_MS = 10_000;
 
 // The coordinator answered, and not with what was asked for.
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;

@@ -42,6 +42,9 @@ export function nameOf(name, { title = null, most = CUT } = {}) {
   return node;
 }
 
+// What the coordinator says, as a sentence of its own: it may have ended it already.
+export const sentenceOf = (text) => capital(visible(text)) + (/[.?]$/u.test(text) ? "" : ".");
+
 export const capital = (text) => text.replace(/^./u, (c) => c.toUpperCase());
 
 export const UNKNOWN = "–";
