@@ -457,6 +457,28 @@ def test_what_is_wrong_with_the_node_is_told_on_every_view(
     expect(page.locator("#notice")).to_be_hidden()
 
 
+def test_a_commit_that_changes_no_lag_is_seen_too(opened: OpenPage, served: ExitStack) -> None:
+    """Of a group without members, and without ends, no event tells; it looked as if it stood."""
+    api, url = night(served)
+    detail = api.details["billing"]
+    detail["alone"]["members"] = []
+    (one,) = detail["partitions"] = [
+        {**detail["partitions"][0], "end": None, "lag": None, "committed": 4_711}
+    ]
+    page = opened(f"{url}/#/groups/billing")
+    committed = page.locator(".partitions tbody .c-committed")
+    expect(committed).to_be_visible()
+    expect(committed).to_have_text("4,711")
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    streams = [*api.streams]
+    for event, offset, shown in (("node", 5_000, "5,000"), ("beat", 6_000, "6,000")):
+        one["committed"] = offset
+        api.tell(event, fake_api.node())
+        expect(committed).to_have_text(shown)
+    assert streams == api.streams  # It was no new stream that had everything read again.
+
+
 @pytest.mark.parametrize(
     ("status", "detail", "shown"),
     [

@@ -206,6 +206,9 @@ export class Group {
       this.#gone(`there is no group ${this.id} any more`);
     } else if (name === "minute") {
       this.load();
+    } else if (this.group?.members === 0 && (name === "node" || name === "beat")) {
+      // It has no heartbeats to be told of, and a commit need not change its lag.
+      this.#partitionsSoon();
     }
   }
 
