@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     peers: frozenset[str]
 
 
-_TURNS: Final = 8
+TURNS: Final = 8
 # Of what `bench.load` measures.
 _LOADED: Final = ("server_cpu_us", "rate_per_s", "wrong", "unanswered", "differences")
 
@@ -66,17 +66,19 @@ class Bench(ABC):
         """Add a repetition's sample of a row."""
         self.samples.setdefault(name, []).append(sample)
 
-    def keep_by_turns(self, loads: Mapping[str, Callable[[], Mapping[str, float]]]) -> None:
+    def keep_by_turns(
+        self, loads: Mapping[str, Callable[[], Mapping[str, float]]], turns: int = TURNS
+    ) -> None:
         """Add the medians of what each load by name comes to.
 
         A machine's speed changes by more than what is looked for here, a few per cent: many short
         turns meet the same changes.
         """
-        turns: dict[str, list[Mapping[str, float]]] = {name: [] for name in loads}
-        for turn in range(_TURNS):
+        samples: dict[str, list[Mapping[str, float]]] = {name: [] for name in loads}
+        for turn in range(turns):
             for name in list(loads)[:: 1 if turn % 2 else -1]:
-                turns[name].append(loads[name]())
-        for name, found in turns.items():
+                samples[name].append(loads[name]())
+        for name, found in samples.items():
             self.keep(name, {field: median([one[field] for one in found]) for field in _LOADED})
 
     def close(self) -> None:

@@ -175,7 +175,9 @@ def load_row(
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         if row.rebalances:
-            found = stack.enter_context(beside("bench.group_load", churn, core=core))
+            found = stack.enter_context(
+                beside("bench.group_load", churn, core=core, gives_way=False)
+            )
         measured = run_json("bench.load", plan, core=core)
     return measured | found
 

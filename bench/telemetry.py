@@ -18,12 +18,12 @@ from typing import Final
 from bench.chromium import missing
 from bench.command import Bench, Benchmark, command
 from bench.history import History
-from bench.http_flood import FLOODS, QUICK, Times, http_daemon, measure
+from bench.http_flood import FLOODS, QUICK, Flood, Times, http_daemon, measure
 from bench.load import Plan
 from bench.measures import Medians, Samples, at_most, field_at_most
 from bench.operators import fill_with_lag
 from bench.page import Visit
-from bench.processes import DAEMON_NOTES, ProcessError, Server, daemon, on_core, run_json
+from bench.processes import DAEMON_NOTES, ProcessError, Server, beside, daemon, on_core, run_json
 from bench.report import Table, fields_table
 from bench.talk import Talk, ask, connect
 from coordinator.http.metrics import KEPT_S
@@ -35,16 +35,21 @@ PAGE_GROUPS: Final = 2_000
 UPDATES: Final = 30
 MAX_SERIES: Final = 1_000_000
 FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
+# As deploy/prometheus has it. A load that is looked at lasts as long, and has one scrape in it.
+SCRAPE_PERIOD_S: Final = 15.0
+LOOKED_AT_TURNS: Final = 2
 
 OFF: Final = "off"
 ON: Final = "on"
+OFTEN: Final = "often"
 SCRAPE: Final = "scrape"
 SCRAPE_BESIDE: Final = "scrape-beside"
 PAGE: Final = "page"
 HISTORY: Final = "history"
 _TITLES: Final = {
     OFF: "commits, 64 connections, no HTTP listener",
-    ON: "the same with one, scraped each second, its events followed",
+    ON: f"the same with one, scraped every {SCRAPE_PERIOD_S:.0f} s, its events followed",
+    OFTEN: "the same, scraped each second",
     SCRAPE: f"a scrape of {GROUPS:,} groups with {PARTITIONS} partitions",
     SCRAPE_BESIDE: "the same beside a client that asks without a pause",
     PAGE: f"the page in Chromium, {PAGE_GROUPS:,} groups with {PARTITIONS} partitions",
@@ -52,7 +57,7 @@ _TITLES: Final = {
     **{row.name: f"4,000 commits/s: {row.title}" for row in FLOODS},
 }
 _FIELDS: Final = (
-    *((row, "server_cpu_us", "us of CPU a commit", 1) for row in (OFF, ON)),
+    *((row, "server_cpu_us", "us of CPU a commit", 1) for row in (OFF, ON, OFTEN)),
     (SCRAPE, "wall_s", "s", 2),
     (SCRAPE, "series", "series", 0),
     (SCRAPE_BESIDE, "wall_s", "s", 2),
@@ -122,15 +127,22 @@ class TelemetryBench(Bench):
             daemon(self.folder / f"{number}-{OFF}", cores.server) as off,
             http_daemon(self.folder / f"{number}-{ON}", cores) as (on, port),
         ):
+            seconds = 0.3 if self.choice.quick else SCRAPE_PERIOD_S
 
-            def looked_at() -> dict[str, float]:
-                with _looked_at(on.host, port, cores.load):
-                    return self._loaded(on)
+            def looked_at(period_s: float) -> dict[str, float]:
+                with _looked_at(on.host, port, cores.load, period_s):
+                    return self._loaded(on, seconds)
 
-            self.keep_by_turns({OFF: partial(self._loaded, off), ON: looked_at})
+            self.keep_by_turns(
+                {
+                    OFF: lambda: self._loaded(off, seconds),
+                    ON: lambda: looked_at(seconds),
+                    OFTEN: lambda: looked_at(1.0),
+                },
+                LOOKED_AT_TURNS,
+            )
 
-    def _loaded(self, server: Server) -> dict[str, float]:
-        seconds = 0.3 if self.choice.quick else 3.0
+    def _loaded(self, server: Server, seconds: float) -> dict[str, float]:
         plan = Plan(
             host=server.host,
             port=server.port,
@@ -139,8 +151,8 @@ class TelemetryBench(Bench):
             connections=64,
             window=64,
             partitions=1,
-            window_s=seconds / 8,
-            warmup_s=seconds / 8,
+            window_s=seconds / 30,
+            warmup_s=seconds / 30,
             duration_s=seconds,
             run="telemetry",
             server_pids=(server.pid,),
@@ -212,17 +224,17 @@ def _scraped(host: str, port: int) -> tuple[float, int]:
 
 
 @contextmanager
-def _looked_at(host: str, port: int, core: int | None) -> Iterator[None]:
-    """Scrape each second, and follow the events, as a page does."""
+def _looked_at(host: str, port: int, core: int | None, period_s: float) -> Iterator[None]:
+    """Scrape in the middle of each period, and follow the events, as a page does."""
     done = threading.Event()
 
     def scrape() -> None:
-        while not done.wait(1.0):
+        wait_s = period_s / 2
+        while not done.wait(wait_s):
             _scraped(host, port)
+            wait_s = period_s
 
-    with on_core(core), closing(http.client.HTTPConnection(host, port, timeout=60)) as page:
-        page.request("GET", "/api/v1/events")
-        page.getresponse()
+    with on_core(core), beside("bench.http_flood", Flood(host, port, streams=1), core=core):
         thread = threading.Thread(target=scrape)
         thread.start()
         try:
