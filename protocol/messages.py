@@ -766,7 +766,10 @@ def _repeated(topics: Iterable[tuple[str, Sequence[int]]], what: str) -> str | N
     named: dict[str, set[int]] = {}
     for topic, partitions in topics:
         total += len(partitions)
-        named.setdefault(topic, set()).update(partitions)
+        if topic in named:
+            named[topic].update(partitions)
+        else:  # A `setdefault` would make a second set for each topic.
+            named[topic] = set(partitions)
     if total > REQUEST_PARTITIONS_MAX:
         return f"{what} of {total} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
     if total != sum(map(len, named.values())):

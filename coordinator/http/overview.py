@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 All groups are looked at in turns, at most once a second while somebody follows them, and never for
-more than a twentieth of a core. What the core tells of a group meanwhile makes that group one to be
+more than a thirtieth of a core. What the core tells of a group meanwhile makes that group one to be
 looked at again soon (`heard`); a look at few groups is done at once.
 
 A row is news if somebody would see a difference. A group that is behind and stands still is behind
@@ -31,7 +31,7 @@ from coordinator.runtime.shard import Status
 
 MAX_AGE_S: Final = 2.0
 # How much longer the rest is than a look.
-REST: Final = 20
+REST: Final = 30
 # More groups that were heard of since the last look are no few.
 HEARD_MAX: Final = 2_000
 KEPT_S: Final = 60.0
