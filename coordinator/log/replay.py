@@ -237,7 +237,7 @@ class SegmentReplay:
             try:
                 items = (
                     decode_short(window[at + header_bytes : end])
-                    if length <= short_length
+                    if gathered is not None and length <= short_length
                     else None
                 )
             except NOT_SHORT:

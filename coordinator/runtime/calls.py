@@ -49,6 +49,9 @@ class Asker(Protocol):
     def spend(self, worked_s: float) -> None:
         """Note that his requests took so much of the event loop outside of his turns."""
 
+    def judge(self, request: m.Request) -> Any:
+        """Return the `Verdict` on a part of what he asked, by the rules of now."""
+
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown to him in a list."""
 
@@ -115,6 +118,10 @@ class Call(Struct, eq=False):
     def sees_topic(self, name: str) -> bool:  # noqa: ARG002  as above
         """Show him all."""
         return True
+
+    def judge(self, request: m.Request) -> Any:  # noqa: ARG002  as above
+        """Refuse him nothing."""
+        return None
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""

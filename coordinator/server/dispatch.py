@@ -437,7 +437,9 @@ class Dispatcher:
             gather = Gather(answer)
             for group_id in group_ids:
                 part = gather.part(lambda error: error)
-                if self._group_is_legal(group_id, part):
+                if call.asker.judge(m.DeleteGroupsRequest((group_id,))) is not None:
+                    part.fail(_E.GROUP_AUTHORIZATION_FAILED, -1)
+                elif self._group_is_legal(group_id, part):
                     now, shard = self._node.now(), self._node.shard_of(group_id)
                     shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
                 yield
@@ -473,7 +475,15 @@ class Dispatcher:
             gather = Gather(answer)
             for portion in chain((first, second), cut):
                 taken.append(portion)
-                decide(portion.request, gather.part(lambda error: error), self._node.now())
+                part = gather.part(lambda error: error)
+                verdict = call.asker.judge(portion.request)
+                if verdict is None:
+                    decide(portion.request, part, self._node.now())
+                elif verdict.request is None:
+                    part.send((verdict.complete(None), -1))
+                else:
+                    rest = _NarrowedPart(part, verdict.complete)
+                    decide(verdict.request, rest, self._node.now())
                 yield
             gather.seal()
 
@@ -652,6 +662,19 @@ class Budget:
             self.left_bytes -= _ITEM_BYTES + names_bytes + bytes_
         self.left_bytes -= _ITEM_BYTES + len(group.group_id)
         return group
+
+
+class _NarrowedPart:
+    """The token of what is allowed of a portion."""
+
+    def __init__(self, part: Token, complete: Callable[[Any], Any]) -> None:
+        self._part = part
+        self._complete = complete
+        self.renew, self.send, self.fail = part.renew, part.send, part.fail
+
+    def prepare(self, answer: Any, leader_epoch: int, _error: int | None = None) -> Any:
+        """Return the share with the refusals."""
+        return self._part.prepare(self._complete(answer), leader_epoch)
 
 
 class NoGroup:

@@ -330,6 +330,17 @@ class Gate:
         self._judging = judging
         return judging.go_on(is_over)
 
+    def judge(self, request: Any) -> Verdict | None:
+        """Return what is refused of a part of a request that is decided over several turns."""
+        access = self._access
+        if access is None:
+            return Verdict(None, lambda _: error_response(request, _E.ILLEGAL_SASL_STATE))
+        if access.is_free:
+            return None
+        if access.version != self._rules.version and not self._knows_rules(access):
+            return Verdict(None, lambda _: error_response(request, _E.COORDINATOR_LOAD_IN_PROGRESS))
+        return NEEDS[type(request)](access, request)
+
     def _judged(self, access: Access, request: Any) -> Verdict | None:
         judging, self._judging = self._judging, None
         if judging is not None and judging.request is request:

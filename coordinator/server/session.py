@@ -229,7 +229,9 @@ class Session:
         "_dispatcher",
         "_fair_bytes",
         "_has_ended",
+        "_has_finished",
         "_is_closing",
+        "_is_judged",
         "_is_slow",
         "_is_timed",
         "_max_in_flight",
@@ -243,6 +245,7 @@ class Session:
         "_unpaid_s",
         "_unsent_bytes",
         "_untaken",
+        "_untaken_bytes",
         "_will_go_on",
         "answered",
         "caller",
@@ -300,7 +303,9 @@ class Session:
         self._untaken: list[SessionCall | BadRequest] = []
         self._parked: dict[SessionCall, int] = {}  # With what of each counts.
         self.in_flight: dict[SessionCall, None] = {}
-        self._begun_bytes = 0  # What has come of a frame that is being read.
+        # What has come of a frame that is being read, and what was read and waits for a turn.
+        self._begun_bytes = self._untaken_bytes = 0
+        self._has_finished = False  # A frame that was read although there was no room.
         self._parked_bytes = 0
         self._unsent_bytes = 0  # What of `unsent` the peer was offered, and didn't take.
         self.unsent = bytearray()
@@ -310,7 +315,8 @@ class Session:
         self.will_flush = False  # It is listed as one with something to send.
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken, or unread.
-        self._is_slow = False  # Its latest turn took as long as one may.
+        # Its latest turn took as long as one may; so did judging the request that is next.
+        self._is_slow = self._is_judged = False
         self._is_timed = False  # Each turn is paid for.
         self._is_closing = False  # Answer what is unsent, then close.
         self._has_ended = False  # The peer sends no more, and may still want its answers.
@@ -346,8 +352,14 @@ class Session:
         self.flush_later()
 
     def close_because_over(self, reason: str) -> None:
-        """End the connection now, and say why in the log."""
-        self._close_because(End(UNAUTHENTICATED, reason))
+        """Take nothing more, and end the connection once it has its answers; say why in the log."""
+        if self._is_closing:
+            return
+        self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
+        self._has_ended = True
+        self._untaken.clear()
+        self._count_untaken()
+        self.close_after_answers(UNAUTHENTICATED)
 
     def refuse(self) -> None:
         """End the connection now, as its principal has too many."""
@@ -358,6 +370,10 @@ class Session:
         self.close(UNAUTHENTICATED)
 
     # --- who asks, for those who answer ---------------------------------------------------
+
+    def judge(self, request: Request) -> Any:
+        """Return the verdict on a part of what was asked, by the rules of now."""
+        return None if self.gate is None else self.gate.judge(request)
 
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown in a list."""
@@ -497,9 +513,11 @@ class Session:
             self._count_begun(has_ended=bool(calls))
         # A local: Python 3.11 is slow to call at once what is an attribute and no method.
         clock_s = self._clock_s
-        taken, must_pause, is_slow = 0, not calls and self._must_pause(), False
+        taken, must_pause, is_slow = 0, not calls and self._must_pause(), self._is_judged
+        self._is_judged = False
         for call in calls:
             if call.size_bytes > _MANY_NAMES_BYTES and self._must_wait(call, began_s, is_own):
+                self._is_judged = is_slow or clock_s() - began_s >= _TURN_S
                 break
             self._take(call, now)
             taken += 1
@@ -510,6 +528,8 @@ class Session:
                 break
         del calls[:taken]
         self._untaken, self._is_slow = calls, is_slow
+        if calls or self._untaken_bytes or self._has_finished:
+            self._count_untaken()
         if must_pause or calls or self._begun_bytes or self.is_paused:
             self._end_turn(now.mono_ms, must_pause=must_pause)
         else:
@@ -531,6 +551,7 @@ class Session:
             self._pause()
             if self._is_closing:
                 self._untaken.clear()
+                self._count_untaken()
                 self.flush_later()
         elif self._untaken:
             self._pause()
@@ -547,12 +568,24 @@ class Session:
         """Count what has come of a frame; *has_ended*: another one than before."""
         if has_ended:
             self.deadlines.is_reading_frame = False
-            if self._address.finishing is self:
-                self._address.finishing = None
+            self._has_finished = self._address.finishing is self
         begun_bytes = len(self._connection.unfinished)
         if begun_bytes != self._begun_bytes:
             self._hold(begun_bytes - self._begun_bytes)
             self._begun_bytes = begun_bytes
+
+    def _count_untaken(self) -> None:
+        """Count what was read and waits for a turn, or until it is judged."""
+        untaken_bytes = sum([call.size_bytes for call in self._untaken])
+        self._hold(untaken_bytes - self._untaken_bytes)
+        self._untaken_bytes = untaken_bytes
+        self._leave_room()
+
+    def _leave_room(self) -> None:
+        """Let another one of the address finish a frame, once the one finished here is answered."""
+        if self._has_finished and not (self._untaken or self.in_flight):
+            self._has_finished = False
+            self._address.finishing = None
 
     def _read_on(self, now_ms: int) -> None:
         if self._begun_bytes:
@@ -714,6 +747,8 @@ class Session:
             del self.in_flight[call]
             self._all.bytes -= call.size_bytes
             self._address.bytes -= call.size_bytes
+            if self._has_finished:
+                self._leave_room()
 
     def put_behind(self, frame: bytes, *, is_fair: bool = False) -> None:
         """Put *frame* behind what is unsent.
@@ -830,6 +865,7 @@ class Session:
         self.unsent.clear()
         self._count_unsent(0)
         self._untaken.clear()
+        self._count_untaken()
         self._all.leave(self)
         if self._address.finishing is self:
             self._address.finishing = None
@@ -1096,21 +1132,20 @@ class Sessions:
         return not keeper.has_gates or keeper.throttles.has_place(principal)
 
     def users_changed(self) -> None:
-        """Users have other passwords now, or none: end, soon, the sessions that these were for."""
-        if not self._ends_strangers:
-            self._ends_strangers = True
-            self.poller.call_soon(self._end_strangers)
+        """Users have other passwords now, or none: end the sessions that these were for."""
+        self._ends_strangers = True
+        self.poller.wake()
 
     def _end_strangers(self) -> None:
-        """End the sessions whose users have other passwords now, or none.
+        """End the sessions whose users have other passwords now, or none, before that is answered.
 
-        Whoever waits for an answer, as the one who asked for this may, has until the next sweep.
+        What was decided for them is answered, as to the one who asked for this.
         """
         self._ends_strangers = False
         wall_ms = self.now().wall_ms
         for session in self:
             over = None if session.gate is None else session.gate.over_because(wall_ms)
-            if over is not None and not session.in_flight:
+            if over is not None:
                 session.close_because_over(over)
 
     def _refuse(self, transport: Transport, word: str, reason: str) -> None:
@@ -1153,6 +1188,8 @@ class Sessions:
         decide something.
         """
         self._round_now = None
+        if self._ends_strangers:
+            self._end_strangers()
         self._start_flushes()
         held = self.held
         # Who can't be sent to is closed, and others may get answers.

@@ -15,6 +15,7 @@ from scramp import ScramClient
 from trio.testing import MockClock
 
 from coordinator.config import ConfigError, load_settings
+from coordinator.runtime.poller import SLICE_S
 from coordinator.security.sasl import credential_of
 from protocol import messages as m
 from protocol.acls import Operation, PatternType, ResourceType
@@ -23,6 +24,7 @@ from protocol.messages import APIS, ApiKey
 from protocol.scram import Mechanism
 from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
+from tests.server.test_turns import until_soon
 from tests.server.world import Client, World, beat, commit, join, world
 
 SCRAM: Final = "SCRAM-SHA-256"
@@ -279,6 +281,46 @@ async def test_who_came_by_one_listener_is_not_sent_to_another(
             [(30, "", -1), (0, "127.0.0.1", 9311)],
             [(30, "", -1), (0, "127.0.0.2", 9312)],
         ]
+
+
+async def test_nothing_is_decided_by_a_password_once_it_is_gone(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much was asked by it before; what was decided is answered."""
+    async with guarded(tmp_path) as here:
+        admin = await known(here)
+        await admin.ask(password_of("bob", "first"))
+        await admin.ask(
+            m.CreateAclsRequest(
+                tuple(
+                    m.Acl(kind, "*", PatternType.LITERAL, "User:bob", "*", Operation.READ, 3)
+                    for kind in (ResourceType.GROUP, ResourceType.TOPIC)
+                )
+            )
+        )
+        bobs = [await known(here, "bob", "first") for _ in range(5)]
+        dispatch, decided = here.server.dispatcher.dispatch, list[str]()
+
+        def costing(call: Any, *rest: Any) -> None:
+            dispatch(call, *rest)
+            group_id = getattr(call.request, "group_id", "")
+            if group_id.startswith("of-bob"):
+                decided.append(group_id)
+                autojump_clock.jump(SLICE_S / 4)
+
+        monkeypatch.setattr(here.server.dispatcher, "dispatch", costing)
+        for number, bob in enumerate(bobs):
+            commits = [commit(1, group_id=f"of-bob-{number}-{n}") for n in range(100)]
+            bob.transport.put(b"".join(bob.frame(one)[1] for one in commits))
+        await trio.sleep(SLICE_S)
+        changed = admin.send(password_of("bob", "second"))
+        await until_soon(lambda: admin.has(changed))
+        before = len(decided)
+        await trio.sleep(3)
+
+        assert 0 < before == len(decided) < 500
+        assert all(bob.transport.closed for bob in bobs)
+        assert sum(len(bob.answers()) for bob in bobs) >= before
 
 
 async def test_a_log_in_ends_with_the_password(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -11,11 +11,13 @@ from trio.testing import MockClock
 
 from coordinator.group.acls import Rules
 from coordinator.runtime.poller import SLICE_S
+from coordinator.server.authorization import Authorizer
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.errors import ErrorCode as E
 from tests.server.test_authorization import ERRORS, MATRIX, REQUESTS, errors_of
 from tests.server.test_log_ins import guarded, known, password_of, told
+from tests.server.test_sockets import door, peers, until
 from tests.server.test_turns import until_soon
 from tests.server.world import Client, World, beat, commit, join
 
@@ -211,6 +213,174 @@ async def test_who_names_much_is_judged_behind_everybody_else_and_in_order(
         assert alice.has(frames[0][0])
         stored = here.node.shard_of("g").core.groups["g"].offsets
         assert [2, 1] == [stored[topic].offsets[0].offset for topic in MANY[:2]]
+
+
+async def test_what_is_judged_is_counted(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for its turns in memory; many of them were room that no limit saw."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
+        make_rules_slow(autojump_clock, monkeypatch)
+        sent, frame = alice.frame(many_commits(1))
+        alice.transport.put(frame)
+        await trio.sleep(5 * SLICE_S)
+        held = here.server.sessions.held
+        assert not alice.has(sent)
+        assert held.bytes == len(frame) - 4
+        await until_soon(partial(alice.has, sent))
+        assert held.bytes == 0
+        alice.send(many_commits(1))
+        await trio.sleep(5 * SLICE_S)
+        alice.transport.reset()
+        await trio.sleep(1)
+        assert held.bytes == 0
+
+
+async def test_those_who_are_judged_have_one_slice_of_a_round(
+    tmp_path: Path, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had a turn of its own before everybody else, as the first one is quick to read."""
+
+    def mask(_self: Authorizer, _principal: str, _host: str, _kind: T, name: str) -> int:
+        if name.startswith("long"):
+            mock_clock.jump(20e-6)
+        return -1
+
+    monkeypatch.setattr(Authorizer, "mask", mask)
+    monkeypatch.setattr("coordinator.server.authorization.NAMES_KEPT", 1)
+    topics = tuple(m.TopicPartitions(f"long{n:03d}{'x' * 40}", (0,)) for n in range(110))
+    fetch = m.OffsetFetchRequest((m.GroupFetch("g", topics),), False)
+    password = tmp_path / "password"
+    password.write_text("x\n", encoding="utf-8")
+    settings = (
+        "listeners=PLAINTEXT://127.0.0.1:9310,SASL_PLAINTEXT://127.0.0.1:9311",
+        "sasl.bootstrap.user=root",
+        f"sasl.bootstrap.password.file={password}",
+    )
+    slices = []
+    async with door(*settings) as here:
+        with peers(here, 10) as (friend, *greedy):
+            await until(lambda: len(here.sessions()) == 10)
+            for number in range(1, 10):
+                for peer in greedy:
+                    peer.send(fetch)
+                began_s = trio.current_time()
+                friend.send(beat())
+                await until(partial(friend.has, number))
+                slices.append((trio.current_time() - began_s) / SLICE_S)
+                await until(lambda: all(peer.has(number) for peer in greedy))  # noqa: B023 - called in this turn
+
+    assert max(slices[1:]) < 3  # In the first turn nobody is known to ask for much.
+
+
+def deny(kind: T, operation: Op) -> m.CreateAclsRequest:
+    """Return that Alice may no longer do that with anything."""
+    return m.CreateAclsRequest(
+        (m.Acl(kind, "*", PatternType.LITERAL, "User:alice", "*", operation, 2),)
+    )
+
+
+def registration(partitions: int, *names: str) -> m.RegisterTopicsRequest:
+    """Return the registration of topics with so many partitions."""
+    topics = tuple(m.TopicRegistration(name, partitions, None) for name in names)
+    return m.RegisterTopicsRequest(topics)
+
+
+def make_portions_slow(
+    here: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch, kind: type[m.Request]
+) -> None:
+    """Let each portion of such a request take longer than a slice."""
+    decide = here.node.decide
+
+    def slowly(request: Any, *rest: Any) -> None:
+        decide(request, *rest)
+        if isinstance(request, kind):
+            clock.jump(2 * SLICE_S)
+
+    monkeypatch.setattr(here.node, "decide", slowly)
+
+
+async def test_topics_are_deleted_by_the_rules_of_that_moment(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A denial is in force from its answer on, also in the middle of a long request."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await admin.ask(registration(1, *MANY))
+        await grant(admin, (Op.DELETE, T.TOPIC))
+        make_portions_slow(here, autojump_clock, monkeypatch, m.DeleteTopicsRequest)
+        registry = here.node.registry.core.registry
+
+        def left() -> int:
+            return len([name for name in MANY if registry.partition_count(name)])
+
+        sent = alice.send(m.DeleteTopicsRequest(MANY))
+        await until_soon(lambda: left() < len(MANY))
+        denied = admin.send(deny(T.TOPIC, Op.DELETE))
+        await until_soon(partial(admin.has, denied))
+        before = left()
+        await until_soon(partial(alice.has, sent))
+
+        answer: Any = alice.answers()[sent].response
+        assert left() == before > 0
+        errors = [topic.error for topic in answer.topics]
+        assert errors == [0] * (len(MANY) - before) + [E.TOPIC_AUTHORIZATION_FAILED] * before
+
+
+async def test_groups_are_deleted_by_the_rules_of_that_moment(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        group_ids = tuple(f"g{n}" for n in range(200))
+        for group_id in group_ids:
+            await admin.ask(commit(1, group_id=group_id))
+        await grant(admin, (Op.DELETE, T.GROUP))
+        for shard in here.node.shards:
+
+            def slowly(group_id: str, now: Any, delete: Any = shard.core.delete_group) -> Any:
+                autojump_clock.jump(SLICE_S)
+                return delete(group_id, now)
+
+            monkeypatch.setattr(shard.core, "delete_group", slowly)
+
+        def left() -> int:
+            return sum(len(shard.core.groups) for shard in here.node.shards)
+
+        sent = alice.send(m.DeleteGroupsRequest(group_ids))
+        await until_soon(lambda: left() < len(group_ids))
+        denied = admin.send(deny(T.GROUP, Op.DELETE))
+        await until_soon(partial(admin.has, denied))
+        before = left()
+        await until_soon(partial(alice.has, sent))
+
+        answer: Any = alice.answers()[sent].response
+        assert left() == before > 0
+        refused = [one.error for one in answer.groups if one.error]
+        assert refused == [E.GROUP_AUTHORIZATION_FAILED] * before
+
+
+async def test_a_topic_that_others_register_meanwhile_is_not_altered_without_the_right(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may create but not alter, and names it behind a thousand others."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.CREATE, T.TOPIC))
+        make_portions_slow(here, autojump_clock, monkeypatch, m.RegisterTopicsRequest)
+        registry = here.node.registry.core.registry
+        sent = alice.send(registration(7, *MANY))
+        await until_soon(lambda: bool(registry.partition_count(MANY[0])))
+        first = admin.send(registration(3, MANY[-1]))
+        await until_soon(partial(admin.has, first))
+        await until_soon(partial(alice.has, sent))
+
+        answer: Any = alice.answers()[sent].response
+        assert [topic.error for topic in answer.topics[-2:]] == [0, E.TOPIC_AUTHORIZATION_FAILED]
+        assert registry.partition_count(MANY[-1]) == 3
 
 
 async def test_rules_that_change_while_it_is_judged_are_in_force(

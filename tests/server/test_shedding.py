@@ -241,6 +241,24 @@ async def test_half_read_frames_over_the_limit_stop_those_of_their_address_only(
         assert 0 == w.server.sessions.held.bytes
 
 
+async def test_the_next_frame_over_the_limit_is_read_when_the_one_before_is_answered(
+    autojump_clock: MockClock,
+) -> None:
+    """Each was read to its end as soon as the one before was: with a slow disk, all of them."""
+    async with world("queued.max.request.bytes=100000") as w:
+        clients = [w.connect() for _ in range(10)]
+        w.slow_disk.hold()
+        sent = [client.send(commit(2**40, *range(9_000))) for client in clients]
+        await turn()
+        in_flight = sum(len(session.in_flight) for session in w.server.sessions)
+        assert in_flight <= 2
+        w.slow_disk.let_go()
+        await turn()
+
+        assert all(n in client.answers() for client, n in zip(clients, sent, strict=True))
+        assert w.server.sessions.held.bytes == 0
+
+
 async def test_the_room_of_a_connection_that_timed_out_is_given_to_who_waits(
     autojump_clock: MockClock,
 ) -> None:
