@@ -357,8 +357,7 @@ class Session:
             return
         self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
         self._has_ended = True
-        self._untaken.clear()
-        self._count_untaken()
+        self._drop_untaken()
         self.close_after_answers(UNAUTHENTICATED)
 
     def refuse(self) -> None:
@@ -550,8 +549,7 @@ class Session:
         if must_pause:
             self._pause()
             if self._is_closing:
-                self._untaken.clear()
-                self._count_untaken()
+                self._drop_untaken()
                 self.flush_later()
         elif self._untaken:
             self._pause()
@@ -580,6 +578,10 @@ class Session:
         self._hold(untaken_bytes - self._untaken_bytes)
         self._untaken_bytes = untaken_bytes
         self._leave_room()
+
+    def _drop_untaken(self) -> None:
+        self._untaken.clear()
+        self._count_untaken()
 
     def _leave_room(self) -> None:
         """Let another one of the address finish a frame, once the one finished here is answered."""
@@ -864,8 +866,7 @@ class Session:
             self.gate.leave()
         self.unsent.clear()
         self._count_unsent(0)
-        self._untaken.clear()
-        self._count_untaken()
+        self._drop_untaken()
         self._all.leave(self)
         if self._address.finishing is self:
             self._address.finishing = None

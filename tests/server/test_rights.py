@@ -1,5 +1,6 @@
 """The matrix of rights in a running daemon: refused before any effect, and without a trace."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -275,11 +276,19 @@ async def test_those_who_are_judged_have_one_slice_of_a_round(
     assert max(slices[1:]) < 3  # In the first turn nobody is known to ask for much.
 
 
-def deny(kind: T, operation: Op) -> m.CreateAclsRequest:
-    """Return that Alice may no longer do that with anything."""
-    return m.CreateAclsRequest(
-        (m.Acl(kind, "*", PatternType.LITERAL, "User:alice", "*", operation, 2),)
-    )
+async def denied_halfway(
+    admin: Client, alice: Client, deletion: m.Request, kind: T, left: Callable[[], int]
+) -> tuple[Any, int]:
+    """Deny Alice to delete once some is gone; return her answer, and what was left at that time."""
+    whole = left()
+    sent = alice.send(deletion)
+    await until_soon(lambda: left() < whole)
+    acl = m.Acl(kind, "*", PatternType.LITERAL, "User:alice", "*", Op.DELETE, 2)
+    denied = admin.send(m.CreateAclsRequest((acl,)))
+    await until_soon(partial(admin.has, denied))
+    before = left()
+    await until_soon(partial(alice.has, sent))
+    return alice.answers()[sent].response, before
 
 
 def registration(partitions: int, *names: str) -> m.RegisterTopicsRequest:
@@ -316,14 +325,9 @@ async def test_topics_are_deleted_by_the_rules_of_that_moment(
         def left() -> int:
             return len([name for name in MANY if registry.partition_count(name)])
 
-        sent = alice.send(m.DeleteTopicsRequest(MANY))
-        await until_soon(lambda: left() < len(MANY))
-        denied = admin.send(deny(T.TOPIC, Op.DELETE))
-        await until_soon(partial(admin.has, denied))
-        before = left()
-        await until_soon(partial(alice.has, sent))
+        request = m.DeleteTopicsRequest(MANY)
+        answer, before = await denied_halfway(admin, alice, request, T.TOPIC, left)
 
-        answer: Any = alice.answers()[sent].response
         assert left() == before > 0
         errors = [topic.error for topic in answer.topics]
         assert errors == [0] * (len(MANY) - before) + [E.TOPIC_AUTHORIZATION_FAILED] * before
@@ -350,14 +354,9 @@ async def test_groups_are_deleted_by_the_rules_of_that_moment(
         def left() -> int:
             return sum(len(shard.core.groups) for shard in here.node.shards)
 
-        sent = alice.send(m.DeleteGroupsRequest(group_ids))
-        await until_soon(lambda: left() < len(group_ids))
-        denied = admin.send(deny(T.GROUP, Op.DELETE))
-        await until_soon(partial(admin.has, denied))
-        before = left()
-        await until_soon(partial(alice.has, sent))
+        request = m.DeleteGroupsRequest(group_ids)
+        answer, before = await denied_halfway(admin, alice, request, T.GROUP, left)
 
-        answer: Any = alice.answers()[sent].response
         assert left() == before > 0
         refused = [one.error for one in answer.groups if one.error]
         assert refused == [E.GROUP_AUTHORIZATION_FAILED] * before
