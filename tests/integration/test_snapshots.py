@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final
@@ -70,15 +71,14 @@ def _directories(visit: Visit, number: int) -> tuple[int, ...]:
     return found
 
 
-def children(node: Daemon) -> list[int]:
-    """Return the processes that make snapshots for a node."""
-    found: list[int] = []
+def kill_children(node: Daemon) -> None:
+    """Kill the processes that make snapshots for a node."""
     for task in Path(f"/proc/{node.process.pid}/task").iterdir():
-        for pid in map(int, (task / "children").read_text(encoding="ascii").split()):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if snapshot_child.__name__.encode() in command.split(b"\0"):
-                found.append(pid)
-    return found
+        with suppress(FileNotFoundError, ProcessLookupError):  # It has just ended.
+            for pid in map(int, (task / "children").read_text(encoding="ascii").split()):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if snapshot_child.__name__.encode() in command.split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
 
 
 async def test_snapshots_are_made_under_load_and_nobody_notices(
@@ -104,10 +104,13 @@ async def test_a_child_that_is_killed_leaves_nothing_behind(nodes: Nodes, access
     """Another one makes what it did not, and its chunks are gone."""
     async with workers(nodes, *GROUPS) as working:
         node = nodes.running[1]
-        await trio.to_thread.run_sync(until, lambda: bool(children(node)), "child")
-        for pid in children(node):
-            os.kill(pid, signal.SIGKILL)
-        await trio.to_thread.run_sync(node.wait_for, "compaction.failed")
+
+        def has_failed() -> bool:
+            # Not by one kill: a child that has told what it made has done its work.
+            kill_children(node)
+            return bool(node.events("compaction.failed"))
+
+        await trio.to_thread.run_sync(until, has_failed, "failure")
         finished = len(node.events("compaction.finished"))
         for worker in working.values():
             await worker.commits_on(40)
