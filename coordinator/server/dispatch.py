@@ -33,6 +33,7 @@ from protocol.messages import (
     describe_error,
     error_response,
     find_coordinator_error,
+    first_error,
 )
 from protocol.version import VERSION
 
@@ -130,16 +131,20 @@ class Dispatcher:
         shard = self._shard_for(call, request)
         if shard is None:
             return
-        caller = call.asker.caller
+        asker = call.asker
         if request.topic_pattern is None:
-            shard.handle(request, call, caller, now)
-        else:
-            later = self._node.now
-            self._node.patterns.submit(
-                call,
-                request.topic_pattern,
-                lambda: shard.handle(request, call, caller, later()),
-            )
+            shard.handle(request, call, asker.caller, now)
+            return
+
+        def decide() -> None:
+            """Do so by the rules, and the members, of when the pattern is matched."""
+            now, verdict = self._node.now(), asker.judge(request)
+            if verdict is None:
+                shard.handle(request, call, asker.caller, now)
+            else:
+                self.answer_about(request.group_id, call, verdict.complete(None), now)
+
+        self._node.patterns.submit(call, request.topic_pattern, decide)
 
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
@@ -320,8 +325,7 @@ class Dispatcher:
             if shard is None:
                 call.fail(_E.INVALID_GROUP_ID, -1)
             elif fetch.topics is None or _is_long(fetch.topics):
-                sees_topic = call.asker.sees_topic
-                looking = shard.core.fetch_in_slices(fetch, sees_topic, limit_bytes)
+                looking = _fetching(call, shard, fetch, limit_bytes)
                 self._look_in_slices(call, shard, fetch.group_id, _whole_group(looking))
             elif not shard.refuses(call):
                 sees_named = call.asker.sees_topic if call.is_narrowed else None
@@ -336,8 +340,7 @@ class Dispatcher:
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
         )
         budget = Budget(limit_bytes)
-        sees_topic = call.asker.sees_topic
-        fetches = (self._fetch_group(f, sees_topic, gather, budget) for f in request.groups)
+        fetches = (self._fetch_group(call, fetch, gather, budget) for fetch in request.groups)
         self._node.slices.submit(call, self._one_by_one(call, fetches, gather, budget))
 
     def _one_by_one(
@@ -382,11 +385,7 @@ class Dispatcher:
             gather.seal()
 
     def _fetch_group(
-        self,
-        fetch: m.GroupFetch,
-        sees_topic: Callable[[str], bool],
-        gather: Gather,
-        budget: "Budget",
+        self, call: Call, fetch: m.GroupFetch, gather: Gather, budget: "Budget"
     ) -> Iterator[None]:
         group_id = fetch.group_id
         part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
@@ -395,8 +394,7 @@ class Dispatcher:
         shard = self._node.shard_of(group_id)
 
         def looking() -> Generator[None, None, Raw | None]:
-            left_bytes = budget.left_bytes
-            found = yield from shard.core.fetch_in_slices(fetch, sees_topic, left_bytes)
+            found = yield from _fetching(call, shard, fetch, budget.left_bytes)
             return budget.for_offsets(found)
 
         yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
@@ -410,10 +408,13 @@ class Dispatcher:
     def _describe_groups(self, call: Call, request: m.DescribeGroupsRequest, _now: Now) -> None:
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
         budget = Budget(self._settings.response_max_bytes)
-        groups = (self._describe_group(group_id, gather, budget) for group_id in request.group_ids)
+        names = request.group_ids
+        groups = (self._describe_group(call, group_id, gather, budget) for group_id in names)
         self._node.slices.submit(call, self._one_by_one(call, groups, gather, budget))
 
-    def _describe_group(self, group_id: str, gather: Gather, budget: "Budget") -> Iterator[None]:
+    def _describe_group(
+        self, call: Call, group_id: str, gather: Gather, budget: "Budget"
+    ) -> Iterator[None]:
         part = gather.part(lambda error: describe_error(group_id, error, None, state=""))
         if not self._group_is_legal(group_id, part):
             return
@@ -421,6 +422,9 @@ class Dispatcher:
 
         def looking() -> Generator[None, None, m.DescribedGroup]:
             yield
+            error = _refusal(call, m.DescribeGroupsRequest((group_id,)))
+            if error:
+                return describe_error(group_id, error, None, state="")
             return budget.for_members(shard.core.describe_group(group_id))
 
         yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
@@ -437,8 +441,9 @@ class Dispatcher:
             gather = Gather(answer)
             for group_id in group_ids:
                 part = gather.part(lambda error: error)
-                if call.asker.judge(m.DeleteGroupsRequest((group_id,))) is not None:
-                    part.fail(_E.GROUP_AUTHORIZATION_FAILED, -1)
+                error = _refusal(call, m.DeleteGroupsRequest((group_id,)))
+                if error:
+                    part.fail(error, -1)
                 elif self._group_is_legal(group_id, part):
                     now, shard = self._node.now(), self._node.shard_of(group_id)
                     shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
@@ -556,7 +561,8 @@ class Dispatcher:
         if isinstance(request, m.DescribeLagRequest):
             sees_topic = call.asker.sees_topic
             looking = shard.core.describe_lag(request.group_id, sees_topic, limit_bytes)
-            self._look_in_slices(call, shard, request.group_id, _or_too_large(looking))
+            allowed = _if_allowed(call, request, _or_too_large(looking))
+            self._look_in_slices(call, shard, request.group_id, allowed)
         else:
             look = fitting(partial(shard.core.describe_rebalances, request), limit_bytes)
             shard.read(request.group_id, call, look, now)
@@ -708,6 +714,33 @@ def _is_long(topics: Sequence[m.TopicPartitions]) -> bool:
         return False
     looks = sum([_TOPIC_LOOKS + len(named.partitions) for named in topics])
     return looks > _LOOKS_AT_ONCE
+
+
+def _refusal(call: Call, request: m.Request) -> int:
+    """Return why a part of what is asked is refused, by the rules of now; 0: it isn't."""
+    verdict = call.asker.judge(request)
+    return _E.NONE if verdict is None else first_error(verdict.complete(None))
+
+
+def _fetching(
+    call: Call, shard: ShardRunner[GroupShard], fetch: m.GroupFetch, limit_bytes: int
+) -> Generator[None, None, m.GroupOffsets | None]:
+    """Look up the offsets of a group, by the rules of when its turn comes."""
+    group_id = fetch.group_id
+    # Of its topics each is looked at when its own turn comes.
+    error = _refusal(
+        call, m.OffsetFetchRequest((m.GroupFetch(group_id, ()),), require_stable=False)
+    )
+    if error:
+        return m.GroupOffsets(group_id, error, ())
+    return (yield from shard.core.fetch_in_slices(fetch, call.asker.sees_topic, limit_bytes))
+
+
+def _if_allowed(
+    call: Call, request: m.Request, looking: Generator[None, None, Any]
+) -> Generator[None, None, Any]:
+    verdict = call.asker.judge(request)
+    return (yield from looking) if verdict is None else verdict.complete(None)
 
 
 def _or_too_large(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:

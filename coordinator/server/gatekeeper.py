@@ -139,8 +139,11 @@ class Client(Muted, Protocol):
     def close_after_answers(self, why: str) -> None:
         """End the connection once its answers have left."""
 
+    def take_no_more(self) -> None:
+        """End the connection once all that it has asked is answered."""
+
     def close_because_over(self, reason: str) -> None:
-        """End the connection now, and say why in the log."""
+        """Do the same, and say why in the log."""
 
     def refuse(self) -> None:
         """End the connection now, as its principal has too many."""
@@ -330,16 +333,21 @@ class Gate:
         self._judging = judging
         return judging.go_on(is_over)
 
-    def judge(self, request: Any) -> Verdict | None:
-        """Return what is refused of a part of a request that is decided over several turns."""
-        access = self._access
-        if access is None:
+    def judge(self, request: Any, now: Now) -> Verdict | None:
+        """Return what is refused of a request, or of a part of one, whose turn comes late."""
+        access, caller = self._access, self._client.caller
+        if access is None or self.over_because(now.wall_ms) is not None:
             return Verdict(None, lambda _: error_response(request, _E.ILLEGAL_SASL_STATE))
-        if access.is_free:
-            return None
         if access.version != self._rules.version and not self._knows_rules(access):
             return Verdict(None, lambda _: error_response(request, _E.COORDINATOR_LOAD_IN_PROGRESS))
-        return NEEDS[type(request)](access, request)
+        verdict = None if access.is_free else NEEDS[type(request)](access, request)
+        if verdict is not None:
+            answer = verdict.complete(None) if verdict.request is None else None
+            self._tell_refused(request, answer, caller, now)
+        elif type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
+            self._tell_anothers(request, caller, now)
+            return Verdict(None, lambda _: _unknown_member(request))
+        return verdict
 
     def _judged(self, access: Access, request: Any) -> Verdict | None:
         judging, self._judging = self._judging, None
@@ -418,10 +426,7 @@ class Gate:
 
     def _refuse_member(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
         self._tell_anothers(request, caller, now)
-        refused: Any = error_response(request, _E.UNKNOWN_MEMBER_ID)
-        if "message" in refused.__struct_fields__:
-            refused = structs.replace(refused, message=_no_member(request.member_id))
-        self._dispatcher.answer_about(request.group_id, call, refused, now)
+        self._dispatcher.answer_about(request.group_id, call, _unknown_member(request), now)
 
     def _leave(self, call: Call, request: m.LeaveGroupRequest, caller: Caller, now: Now) -> None:
         """Let members go that are the caller's; an administrator of the group may take any out."""
@@ -510,14 +515,10 @@ class Gate:
         is_last = was_known or log_in.failures >= TRIES_MAX
         is_last = is_last or first_error(answer) == _E.ILLEGAL_SASL_STATE
 
-        client = self._client
-
-        def answer_now() -> None:
-            if is_last:
-                client.close_after_answers("unauthenticated")
-            call.resolve(answer, -1)
-
-        keeper.later.do(keeper.attempts.delay_ms(self._peer, now.mono_ms), answer_now)
+        delay_ms = keeper.attempts.delay_ms(self._peer, now.mono_ms)
+        keeper.later.do(delay_ms, lambda: call.resolve(answer, -1))
+        if is_last:  # Whoever comes next on this connection would be counted as who was before.
+            self._client.take_no_more()
 
     # --- the audit ----------------------------------------------------------------------
 
@@ -609,6 +610,14 @@ def _is_anothers(group: Group, member_id: str, instance_id: str | None, principa
 def _not_yours(one: m.LeavingMember) -> m.LeftMember:
     words = _no_member(one.member_id)
     return m.LeftMember(one.member_id, one.group_instance_id, _E.UNKNOWN_MEMBER_ID.value, words)
+
+
+def _unknown_member(request: Any) -> m.Response:
+    refused: Any = error_response(request, _E.UNKNOWN_MEMBER_ID)
+    if "message" in refused.__struct_fields__:
+        refused = structs.replace(refused, message=_no_member(request.member_id))
+    answer: m.Response = refused
+    return answer
 
 
 def _no_member(member_id: str) -> str:

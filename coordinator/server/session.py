@@ -356,6 +356,10 @@ class Session:
         if self._is_closing:
             return
         self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
+        self.take_no_more()
+
+    def take_no_more(self) -> None:
+        """Drop what was read and not taken, and end the connection once it has its answers."""
         self._has_ended = True
         self._drop_untaken()
         self.close_after_answers(UNAUTHENTICATED)
@@ -372,7 +376,7 @@ class Session:
 
     def judge(self, request: Request) -> Any:
         """Return the verdict on a part of what was asked, by the rules of now."""
-        return None if self.gate is None else self.gate.judge(request)
+        return None if self.gate is None else self.gate.judge(request, self._now())
 
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown in a list."""

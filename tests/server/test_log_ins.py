@@ -379,6 +379,22 @@ async def test_a_session_ends_unless_it_logs_in_again(
         assert silent.transport.closed
 
 
+async def test_who_fails_to_log_in_again_can_not_try_as_another(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Behind the failure, which is answered late: he would be past the other's quotas."""
+    async with guarded(tmp_path) as here:
+        admin = await known(here)
+        await admin.ask(password_of("bob", "first"))
+        bob = await known(here, "bob", "first")
+        failed = bob.send(m.SaslAuthenticateRequest(b"x"))
+        again = bob.send(m.SaslHandshakeRequest(SCRAM))
+        await trio.sleep(2)
+
+        assert (bob.has(failed), bob.has(again)) == (True, False)
+        assert bob.transport.closed
+
+
 async def test_a_token_ends_the_connection_with_it(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

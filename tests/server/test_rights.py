@@ -16,6 +16,7 @@ from coordinator.server.authorization import Authorizer
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.errors import ErrorCode as E
+from protocol.scram import Mechanism
 from tests.server.test_authorization import ERRORS, MATRIX, REQUESTS, errors_of
 from tests.server.test_log_ins import guarded, known, password_of, told
 from tests.server.test_sockets import door, peers, until
@@ -331,6 +332,96 @@ async def test_topics_are_deleted_by_the_rules_of_that_moment(
         assert left() == before > 0
         errors = [topic.error for topic in answer.topics]
         assert errors == [0] * (len(MANY) - before) + [E.TOPIC_AUTHORIZATION_FAILED] * before
+        assert told(here, "access.refused")[0]["principal"] == "User:alice"
+
+
+async def test_nothing_more_is_deleted_for_who_is_removed_halfway(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules would still allow it; a dismissed administrator could go on giving out rights."""
+    async with guarded(tmp_path, "super.users=User:root;User:alice") as here:
+        admin, alice = await both(here)
+        await admin.ask(registration(1, *MANY))
+        make_portions_slow(here, autojump_clock, monkeypatch, m.DeleteTopicsRequest)
+        registry = here.node.registry.core.registry
+
+        def left() -> int:
+            return len([name for name in MANY if registry.partition_count(name)])
+
+        sent = alice.send(m.DeleteTopicsRequest(MANY))
+        await until_soon(lambda: left() < len(MANY))
+        deletion = m.ScramDeletion("alice", Mechanism.SCRAM_SHA_256)
+        removed = admin.send(m.AlterUserScramCredentialsRequest((deletion,), ()))
+        await until_soon(partial(admin.has, removed))
+        before = left()
+        await until_soon(lambda: alice.transport.closed)
+
+        assert left() == before > 0
+        assert m.first_error(alice.answers()[sent].response) == E.ILLEGAL_SASL_STATE
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+async def test_who_joins_with_a_pattern_is_judged_when_it_is_matched(
+    is_denied: bool, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever joined meanwhile with the same instance id would lose its member."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await admin.ask(registration(1, *MANY))
+        await grant(admin, (Op.READ, T.GROUP), (Op.DESCRIBE, T.TOPIC))
+        mine = structs.replace(join(), group_instance_id="one")
+        waiting = alice.send(structs.replace(mine, topic_pattern="(?:[a-z0-9]?.?){20}b"))
+        if is_denied:
+            deny = m.Acl(T.GROUP, "*", PatternType.LITERAL, "User:alice", "*", Op.READ, 2)
+            await admin.ask(m.CreateAclsRequest((deny,)))
+        else:
+            admin.send(mine)
+        await trio.sleep(4)
+
+        answer: Any = alice.answers()[waiting].response
+        assert answer.error == (E.GROUP_AUTHORIZATION_FAILED if is_denied else E.UNKNOWN_MEMBER_ID)
+        group = here.node.shard_of("g").core.groups.get("g")
+        owners = [] if group is None else [one.principal for one in group.members.values()]
+        assert owners == ([] if is_denied else ["User:root"])
+        assert [line["principal"] for line in told(here, "access.refused")] == ["User:alice"]
+
+
+@pytest.mark.parametrize("kind", [m.DescribeGroupsRequest, m.OffsetFetchRequest])
+async def test_a_group_is_shown_by_the_rules_of_its_turn(
+    kind: type[m.Request],
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what came to it after the denial was answered nothing is seen."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        group_ids = tuple(f"g{n}" for n in range(100))
+        for group_id in group_ids:
+            await admin.ask(commit(1, group_id=group_id))
+        await grant(admin, (Op.DESCRIBE, T.GROUP), (Op.DESCRIBE, T.TOPIC))
+        fetches = tuple(m.GroupFetch(one, None) for one in group_ids)
+        is_fetch = kind is m.OffsetFetchRequest
+        look = "fetch_in_slices" if is_fetch else "describe_group"
+
+        def slowly(quickly: Any, *what: Any) -> Any:
+            autojump_clock.jump(SLICE_S)
+            return quickly(*what)
+
+        for shard in here.node.shards:
+            quickly = getattr(shard.core, look)
+            monkeypatch.setattr(shard.core, look, partial(slowly, quickly))
+        request = m.OffsetFetchRequest(fetches, False) if is_fetch else kind(group_ids)
+        sent = alice.send(request)
+        await trio.sleep(5 * SLICE_S)
+        deny = m.Acl(T.GROUP, "*", PatternType.LITERAL, "User:alice", "*", Op.DESCRIBE, 2)
+        denied = admin.send(m.CreateAclsRequest((deny,)))
+        await until_soon(partial(admin.has, denied))
+        assert not alice.has(sent)
+        await until_soon(partial(alice.has, sent))
+
+        errors = [group.error for group in alice.answers()[sent].response.groups]  # type: ignore[attr-defined]  # of both
+        assert (errors[0], errors[-1]) == (0, E.GROUP_AUTHORIZATION_FAILED)
 
 
 async def test_groups_are_deleted_by_the_rules_of_that_moment(
