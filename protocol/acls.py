@@ -4,6 +4,7 @@ The meaning is Kafka's, see `org.apache.kafka.common.acl` and KIP-290. Numbers t
 have are for filters, which say with them that it doesn't matter.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
@@ -113,3 +114,28 @@ def principal_problem(principal: str) -> str | None:
     if principal.startswith(PRINCIPAL_PREFIX) and principal != PRINCIPAL_PREFIX:
         return None
     return f"a principal is {PRINCIPAL_PREFIX}<name>"
+
+
+def canonical_address(text: str) -> str | None:
+    """Return the one way in which an address is written, None if *text* is none.
+
+    A socket that takes IPv4, too, shows 192.0.2.1 as ``::ffff:192.0.2.1``: it is the same.
+    """
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def host_problem(host: str) -> str | None:
+    """Return why no connection can come from *host*, None if one can.
+
+    There is one way to write each: a rule that is found by another one couldn't be removed by it.
+    """
+    if host == EVERY_HOST:
+        return None
+    canonical = canonical_address(host)
+    if canonical is None:
+        return f"a host is one address, such as 192.0.2.1, or {EVERY_HOST} for all"
+    return None if host == canonical else f"a rule has this host as {canonical}"

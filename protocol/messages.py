@@ -1827,7 +1827,7 @@ class Acl(RequestPart):
     resource_name: Name  # "*" with a literal pattern is every name.
     pattern_type: Count
     principal: Principal
-    host: Name  # An address as the connection shows it, "*" is every one.
+    host: Name  # An address as `canonical_address` writes it, "*" is every one.
     operation: Count
     permission: Count
 

@@ -43,6 +43,7 @@ from protocol.acls import (
     PatternType,
     Permission,
     ResourceType,
+    host_problem,
     principal_problem,
 )
 from protocol.errors import ErrorCode
@@ -416,7 +417,7 @@ def rule_problem(asked: Acl) -> str | None:
         asked.resource_name != CLUSTER or asked.pattern_type != PatternType.LITERAL
     ):
         return f"the only CLUSTER is the literal {CLUSTER}"
-    return principal_problem(asked.principal)
+    return principal_problem(asked.principal) or host_problem(asked.host)
 
 
 def filter_problem(wanted: AclFilter) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
-from coordinator.server.addresses import counted_as
+from coordinator.server.addresses import counted_as, named
 from protocol.acls import ANONYMOUS
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -59,7 +59,7 @@ class Transport(Protocol):
     """A byte stream to one peer. Errors of the network are `NETWORK_ERRORS`.
 
     Attributes:
-        peer: Its address.
+        peer: Its address (`named`).
         counts_as: The one that it counts as, where each has a share (`counted_as`).
         principal: Who it is, as far as the connection itself tells; ``User:ANONYMOUS`` otherwise.
         is_tls: Whether nobody between the two can read along.
@@ -115,8 +115,8 @@ class SocketTransport:
     ends_wall_ms: int | None = None
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        self.peer = peer
-        self.counts_as = counted_as(peer)
+        self.peer = named(peer)
+        self.counts_as = counted_as(self.peer)
         self._socket = sock
         self._poller: Poller | None = None
         self._mask = READABLE

@@ -288,6 +288,10 @@ def test_rules_that_change_are_told_in_words() -> None:
         {"principal": "User:"},
         {"resource_type": 4, "resource_name": "*"},
         {"resource_type": 4, "resource_name": CLUSTER},
+        {"host": "10.0.0.0/8"},
+        {"host": "spark-1"},
+        {"host": "2001:DB8::1"},
+        {"host": "::ffff:10.0.0.1"},
     ],
 )
 def test_what_can_be_no_rule_is_refused_and_the_others_are_taken(changed: dict[str, Any]) -> None:
@@ -299,6 +303,18 @@ def test_what_can_be_no_rule_is_refused_and_the_others_are_taken(changed: dict[s
     assert [r.error for r in answer.results] == [42, 0]
     assert answer.results[0].message
     assert len(context.shard.rules) == 1
+
+
+def test_a_host_in_another_spelling_is_refused_with_the_right_one() -> None:
+    """A rule by it would be about nobody, also one that denies."""
+    context = NodeContext()
+    asked = [acl(rule("etl", host=host)) for host in ("2001:DB8:0::1", "::ffff:10.0.0.1")]
+    answer = context.ask(CreateAclsRequest(tuple(asked)))
+    right = ["2001:db8::1", "10.0.0.1"]
+
+    assert [r.message for r in answer.results] == [f"a rule has this host as {h}" for h in right]
+    known = context.ask(CreateAclsRequest(tuple(acl(rule("etl", host=host)) for host in right)))
+    assert [r.error for r in known.results] == [0, 0]
 
 
 def test_every_operation_of_a_resource_can_be_in_a_rule() -> None:
@@ -364,7 +380,14 @@ def test_a_full_disk_takes_no_more_rules_and_lets_them_go(monkeypatch: pytest.Mo
 # --- in the log ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("record", [RuleAdded(rule("etl")), RuleRemoved(rule("e", Op.ALL))])
+@pytest.mark.parametrize(
+    "record",
+    [
+        RuleAdded(rule("etl")),
+        RuleRemoved(rule("e", Op.ALL)),
+        RuleAdded(rule("etl", host="10.0.0.0/8")),  # Of before hosts were looked at.
+    ],
+)
 def test_a_rule_comes_back_from_the_log_as_it_was(record: Any) -> None:
     """Its place there is for ever; no scope is named as a topic could be."""
     back = roundtrip(record)

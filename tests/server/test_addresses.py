@@ -8,10 +8,10 @@ import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from coordinator.server.addresses import counted_as
+from coordinator.server.addresses import counted_as, named
 from coordinator.server.gatekeeper import AUDIT_PERIOD_MS, Audit
-from coordinator.server.transport import SocketTransport
-from protocol.acls import ANONYMOUS
+from coordinator.server.transport import SocketTransport, listen
+from protocol.acls import ANONYMOUS, canonical_address, host_problem
 from protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 from tests.server.world import world
 
@@ -20,8 +20,6 @@ from tests.server.world import world
     ("peer", "counts_as"),
     [
         ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("::ffff:c000:201", "192.0.2.1"),
         ("2001:db8:0:1::1", "2001:db8:0:1::"),
         ("2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::"),
         ("2001:db8:0:2::1", "2001:db8:0:2::"),
@@ -34,6 +32,38 @@ from tests.server.world import world
 def test_a_host_is_one_address(peer: str, counts_as: str) -> None:
     """It has 2^64 of IPv6, and would have a share for each."""
     assert counted_as(peer) == counts_as
+
+
+@pytest.mark.parametrize(
+    ("peer", "name"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::ffff:c000:201", "192.0.2.1"),
+        ("::192.0.2.1", "::c000:201"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("no:address", "no:address"),
+    ],
+)
+def test_an_address_has_one_name(peer: str, name: str) -> None:
+    """A rule that denies it would not be about it by another one."""
+    assert named(peer) == name
+    assert canonical_address(name) == (name if host_problem(name) is None else None)
+
+
+async def test_a_client_of_ipv4_is_itself_where_a_socket_takes_both() -> None:
+    """It was denied by its address, and came in as another one."""
+    try:
+        listener = listen("::", 0)
+    except OSError as exc:
+        pytest.skip(f"no IPv6 here: {exc}")
+    with socket.create_connection(("127.0.0.1", listener.port)):
+        transport = await listener.accept()
+        transport.close()
+    listener.close()
+
+    assert ("127.0.0.1", "127.0.0.1") == (transport.peer, transport.counts_as)
 
 
 def test_a_connection_knows_both() -> None:

@@ -45,17 +45,10 @@ def test_others_are_not_kept_out() -> None:
     used_up("192.0.2.1").begin("192.0.2.2", 0)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("2001:db8::1", "2001:db8::ffff:2"),
-        ("192.0.2.1", "::ffff:192.0.2.1"),
-    ],
-)
-def test_all_addresses_of_one_host_are_one(one: str, other: str) -> None:
+def test_all_addresses_of_one_host_are_one() -> None:
     """A host has 2^64 of IPv6, and each would have ten attempts."""
     with pytest.raises(TooManyAttempts):
-        used_up(one).begin(other, 0)
+        used_up("2001:db8::1").begin("2001:db8::ffff:2", 0)
 
 
 def test_only_so_many_addresses_are_kept() -> None:
