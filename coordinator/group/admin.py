@@ -117,7 +117,7 @@ def delete(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:
 
 
 def drain(
-    core: Core, request: DrainMemberRequest, token: object, _caller: Caller, now: Now
+    core: Core, request: DrainMemberRequest, token: object, caller: Caller, now: Now
 ) -> Outcome:
     """Mark the members with a client id as drained and say which own nothing any more."""
     d = Decision(core, request.group_id, now)
@@ -125,6 +125,8 @@ def drain(
     if group is None:
         return d.answer(token, DrainMemberResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
     asked = [m for m in group.members.values() if m.client_id == request.client_id]
+    if caller.only_own:
+        asked = [m for m in asked if not caller.is_anothers(m.principal)]
     if not asked:
         return d.answer(token, DrainMemberResponse(ErrorCode.UNKNOWN_MEMBER_ID.value, ()))
     fresh = [m for m in asked if not m.drained]

@@ -89,16 +89,25 @@ class Now(Struct, frozen=True, gc=False):
 
 
 class Caller(NamedTuple):
-    """Who sent a request."""
+    """Who sent a request.
+
+    Attributes:
+        only_own: Members of other principals are none to him, where a request names several.
+    """
 
     client_id: str
     client_host: str
     principal: str = ANONYMOUS
+    only_own: bool = False
 
     @property
     def owner(self) -> str | None:
         """Whose is what he makes, and joins with; None if he hasn't said who he is."""
         return None if self.principal == ANONYMOUS else self.principal
+
+    def is_anothers(self, principal: str | None) -> bool:
+        """Say whether a member of *principal*'s is somebody else's; one of None is everybody's."""
+        return principal not in {None, self.principal}
 
 
 # Where nobody asks whose a request is.

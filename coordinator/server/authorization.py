@@ -523,8 +523,9 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.JoinGroupRequest: _reads_group,
     m.SyncGroupRequest: _reads_group,
     m.HeartbeatRequest: _reads_group,
+    # These two are about the caller's own members, such as a driver's reader. For another's the
+    # gate, which knows whose each is, asks for ALTER besides.
     m.LeaveGroupRequest: _reads_group,
-    # A driver drains its own reader, and who may leave in another's name may ask it to give up.
     m.DrainMemberRequest: _reads_group,
     m.OffsetCommitRequest: _commit,
     m.OffsetFetchRequest: _offset_fetch,

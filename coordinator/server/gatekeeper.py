@@ -17,7 +17,8 @@ gets the rest (`Narrowed`), and the refusals are put into the answer to that. A 
 name much is judged over several turns of its session, before it is dispatched (`has_judged`).
 
 *Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
-joined with them. To others they are unknown. Who may ALTER the group may take members out.
+joined with them. To others they are unknown; so are members by their client id, to who drains them.
+Who may ALTER the group may take members out.
 
 *How much he takes.* `coordinator.server.throttles` keeps it, for all sessions of a principal.
 
@@ -375,6 +376,8 @@ class Gate:
             self._refuse_member(call, request, caller, now)
         elif kind is m.LeaveGroupRequest:
             self._leave(call, request, caller, now)
+        elif kind is m.DrainMemberRequest:
+            self._drain(call, request, caller, now)
         else:
             if kind in PRIVILEGED:
                 fields = {"principal": caller.principal, "peer": self._peer}
@@ -422,7 +425,7 @@ class Gate:
         group = self._dispatcher.group(request.group_id)
         if group is None:
             return False
-        return _is_anothers(group, request.member_id, request.group_instance_id, caller.principal)
+        return _is_anothers(group, request.member_id, request.group_instance_id, caller)
 
     def _refuse_member(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
         self._tell_anothers(request, caller, now)
@@ -440,9 +443,7 @@ class Gate:
             in_parts(
                 request,
                 request.members,
-                lambda one: (
-                    not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
-                ),
+                lambda one: not _is_anothers(group, one.member_id, one.group_instance_id, caller),
                 _not_yours,
                 asked="members",
                 answered="members",
@@ -458,6 +459,22 @@ class Gate:
         else:
             narrowed = Narrowed(verdict.request, call, verdict.complete)
             self._dispatcher.dispatch(narrowed, caller, now)
+
+    def _drain(self, call: Call, request: m.DrainMemberRequest, caller: Caller, now: Now) -> None:
+        """Drain members that are the caller's; an administrator of the group may drain any."""
+        group = self._dispatcher.group(request.group_id)
+        access = self._access
+        assert access is not None
+        members = () if group is None else group.members.values()
+        named = [one for one in members if one.client_id == request.client_id]
+        others = [one for one in named if caller.is_anothers(one.principal)]
+        if others and not access.may_with_group(request.group_id, Operation.ALTER):
+            caller = caller._replace(only_own=True)
+            if len(others) == len(named):
+                self._tell_anothers(
+                    request, caller, now, "all members with that client id are another principal's"
+                )
+        self._dispatcher.dispatch(call, caller, now)
 
     # --- logging in ---------------------------------------------------------------------
 
@@ -529,8 +546,13 @@ class Gate:
         why = "no right to all of it" if answer is None else "no right to it"
         self._tell(request, caller, now, error=error or None, why=why)
 
-    def _tell_anothers(self, request: m.Request, caller: Caller, now: Now) -> None:
-        why = "the member id or instance id is another principal's"
+    def _tell_anothers(
+        self,
+        request: m.Request,
+        caller: Caller,
+        now: Now,
+        why: str = "the member id or instance id is another principal's",
+    ) -> None:
         self._tell(request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
 
     def _tell(self, request: m.Request, caller: Caller, now: Now, **fields: Any) -> None:
@@ -600,11 +622,11 @@ class Narrowed(Call, eq=False):
         self.whole.attempt(decide)
 
 
-def _is_anothers(group: Group, member_id: str, instance_id: str | None, principal: str) -> bool:
+def _is_anothers(group: Group, member_id: str, instance_id: str | None, caller: Caller) -> bool:
     """Say whether a member, or an id that was given out, belongs to somebody else."""
     held = group.static.get(instance_id, member_id) if instance_id is not None else member_id
     holder = group.members.get(held) or group.pending.get(held)
-    return holder is not None and holder.principal not in {None, principal}
+    return holder is not None and caller.is_anothers(holder.principal)
 
 
 def _not_yours(one: m.LeavingMember) -> m.LeftMember:

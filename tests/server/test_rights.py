@@ -531,6 +531,34 @@ async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None
         assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
 
 
+async def test_who_drains_takes_nothing_from_anybody_but_himself(tmp_path: Path) -> None:
+    """A client id is anybody's to choose; by ALTER an operator drains all that have it."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP))
+        await admin.join_alone()
+        members = here.node.shard_of("g").core.groups["g"].members
+        (theirs,) = members.values()
+        drain = m.DrainMemberRequest("g", theirs.client_id)
+
+        assert await alice.ask(drain) == m.DrainMemberResponse(E.UNKNOWN_MEMBER_ID, ())
+        assert not theirs.drained
+        line = told(here, "access.refused")[0]
+        assert (line["principal"], line["api"], line["error"]) == ("User:alice", "DrainMember", 25)
+
+        alice.send(join("g", await alice.member_id("g")))
+        await until_soon(lambda: len(members) == 2)
+        answer: Any = await alice.ask(drain)
+        own = [one for one in members.values() if one.principal == "User:alice"]
+        assert [one.member_id for one in answer.members] == [one.member_id for one in own]
+        assert not theirs.drained
+
+        await grant(admin, (Op.ALTER, T.GROUP))
+        answer = await alice.ask(drain)
+        assert len(answer.members) == 2
+        assert theirs.drained
+
+
 async def test_an_instance_id_alone_does_not_take_over_a_member(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
