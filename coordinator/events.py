@@ -405,8 +405,11 @@ CATALOGUE: Final = (
     _kind(
         "access.used",
         "info",
-        "principal peer api what",
-        "Something was asked that only administrators may; each time.",
+        "principal peer api what left_out?",
+        "Something was asked that only administrators may; each time. "
+        "Likewise, but once a principal, address and second, what takes from groups and topics: "
+        "deletions, AlterOffsets, AlterGroupRetention, and members of another principal taken out "
+        "or drained.",
     ),
     _kind(
         "login.refused",

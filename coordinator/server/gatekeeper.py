@@ -87,6 +87,17 @@ PRIVILEGED: Final = frozenset(
         m.AlterClientQuotasRequest,
     }
 )
+# What takes from groups and topics that others live by is told, too, but not each time: to ask for
+# it again and again costs nothing where there is nothing left.
+_TAKES_AWAY: Final = frozenset(
+    {
+        m.AlterGroupRetentionRequest,
+        m.AlterOffsetsRequest,
+        m.DeleteGroupsRequest,
+        m.DeleteTopicsRequest,
+        m.OffsetDeleteRequest,
+    }
+)
 # They ask for nothing that somebody has to be allowed.
 _BEFORE_RIGHTS: Final = _LOG_IN | {m.ApiVersionsRequest}
 _RIGHTS: Final = {kind: check for kind, check in NEEDS.items() if kind not in _BEFORE_RIGHTS}
@@ -96,7 +107,12 @@ _SPEAKS_FOR_MEMBER: Final = frozenset(
 )
 _NAME_OF: Final = {api.request: api.name for api in APIS.values()}
 # The fields of requests that say what is asked about.
-_NAMING: Final = ("group_id", "group_ids", "topics", "groups", "offsets_partition", "journal")
+_NAMING: Final = (
+    *("group_id", "group_ids", "topics", "groups", "offsets_partition", "journal"),
+    *("members", "client_id"),
+)
+# The fields of what is named, where that is more than a name.
+_NAMES: Final = ("topic", "group_id", "member_id", "group_instance_id")
 
 
 class LogIn(Protocol):
@@ -176,7 +192,10 @@ class Later:
 
 
 class Audit:
-    """Tells what was refused: of each principal and address once a second."""
+    """Tells what somebody brings about as fast as he likes: once a second, principal and address.
+
+    Each event has a second of its own.
+    """
 
     def __init__(self, emit: Callable[[str, dict[str, Any]], None]) -> None:
         self._emit = emit
@@ -382,6 +401,8 @@ class Gate:
             if kind in PRIVILEGED:
                 fields = {"principal": caller.principal, "peer": self._peer}
                 self._keeper.emit("access.used", {**fields, **_asked(request)})
+            elif kind in _TAKES_AWAY:
+                self._tell_used(request, caller, now)
             self._dispatcher.dispatch(call, caller, now)
 
     def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
@@ -417,6 +438,8 @@ class Gate:
         if type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
             self._refuse_member(narrowed, request, caller, now)
         else:
+            if type(request) in _TAKES_AWAY:
+                self._tell_used(request, caller, now)
             self._dispatcher.dispatch(narrowed, caller, now)
 
     # --- members ------------------------------------------------------------------------
@@ -436,20 +459,21 @@ class Gate:
         group = self._dispatcher.group(request.group_id)
         access = self._access
         assert access is not None
-        if group is None or access.may_with_group(request.group_id, Operation.ALTER):
-            self._dispatcher.dispatch(call, caller, now)
-            return
+
+        def is_own(one: m.LeavingMember) -> bool:
+            ids = one.member_id, one.group_instance_id
+            return group is None or not _is_anothers(group, *ids, caller)
+
         verdict = at_once(
             in_parts(
-                request,
-                request.members,
-                lambda one: not _is_anothers(group, one.member_id, one.group_instance_id, caller),
-                _not_yours,
-                asked="members",
-                answered="members",
+                request, request.members, is_own, _not_yours, asked="members", answered="members"
             )
         )
         if verdict is None:
+            self._dispatcher.dispatch(call, caller, now)
+            return
+        if access.may_with_group(request.group_id, Operation.ALTER):
+            self._tell_used(request, caller, now)
             self._dispatcher.dispatch(call, caller, now)
             return
         self._tell_anothers(request, caller, now)
@@ -468,7 +492,9 @@ class Gate:
         members = () if group is None else group.members.values()
         named = [one for one in members if one.client_id == request.client_id]
         others = [one for one in named if caller.is_anothers(one.principal)]
-        if others and not access.may_with_group(request.group_id, Operation.ALTER):
+        if others and access.may_with_group(request.group_id, Operation.ALTER):
+            self._tell_used(request, caller, now)
+        elif others:
             caller = caller._replace(only_own=True)
             if len(others) == len(named):
                 self._tell_anothers(
@@ -556,14 +582,16 @@ class Gate:
         self._tell(request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
 
     def _tell(self, request: m.Request, caller: Caller, now: Now, **fields: Any) -> None:
-        self._keeper.audit.tell(
-            "access.refused",
-            caller.principal,
-            self._peer,
-            now.mono_ms,
-            **_asked(request),
-            **fields,
-        )
+        self._tell_of("access.refused", request, caller, now, **fields)
+
+    def _tell_used(self, request: m.Request, caller: Caller, now: Now) -> None:
+        self._tell_of("access.used", request, caller, now)
+
+    def _tell_of(
+        self, event: str, request: m.Request, caller: Caller, now: Now, **fields: Any
+    ) -> None:
+        principal, now_ms = caller.principal, now.mono_ms
+        self._keeper.audit.tell(event, principal, self._peer, now_ms, **_asked(request), **fields)
 
 
 class _Judging:
@@ -651,21 +679,19 @@ def _asked(request: m.Request) -> dict[str, str]:
 
 
 def _what(request: Any) -> str:
-    """Return the groups and topics that a request names, the first ones; nothing else of it."""
+    """Return the groups, topics and members that it names, the first ones; nothing else of it."""
     parts = []
     for field in _NAMING:
         value = getattr(request, field, None)
         if value is None:
             continue
         items = value if isinstance(value, tuple) else (value,)
-        names = [
-            str(
-                item
-                if isinstance(item, str | int)
-                else getattr(item, "topic", None) or item.group_id
-            )
-            for item in items[:_NAMED_MAX]
-        ]
         more = f" and {len(items) - _NAMED_MAX} more" if len(items) > _NAMED_MAX else ""
-        parts.append(f"{field}: {', '.join(map(shortened, names))}{more}")
+        parts.append(f"{field}: {', '.join(map(shortened, map(_name, items[:_NAMED_MAX])))}{more}")
     return "; ".join(parts)
+
+
+def _name(item: Any) -> str:
+    if isinstance(item, str | int):
+        return str(item)
+    return next(filter(None, (getattr(item, field, None) for field in _NAMES)), "")

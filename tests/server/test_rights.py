@@ -617,6 +617,75 @@ async def test_the_audit_counts_what_it_leaves_out(
         assert told(here, "access.refused")[-1]["peer"] == "192.0.2.2"
 
 
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (m.DeleteGroupsRequest(("a", "b", "c", "d")), "group_ids: a, b, c and 1 more"),
+        (m.DeleteTopicsRequest(("t",)), "topics: t"),
+        (m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (0,)),)), "group_id: g; topics: t"),
+        (REQUESTS[m.AlterOffsetsRequest], "group_id: etl; topics: t"),
+        (m.AlterGroupRetentionRequest("g", None), "group_id: g"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+async def test_who_takes_something_away_is_told(
+    request_: m.Request, what: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """What became of it is told without a name; and nobody fills the log with it."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, *MATRIX[type(request_)])
+        for client in (admin, alice):
+            for _ in range(3):
+                await client.ask(request_)
+        lines = [line for line in told(here, "access.used") if line["what"] == what]
+        assert [line["principal"] for line in lines] == ["User:root", "User:alice"]
+        assert {line["peer"] for line in lines} == {"192.0.2.1"}
+        assert request_.__class__.__name__.startswith(lines[0]["api"])
+        await trio.sleep(1.1)
+        await alice.ask(request_)
+        assert told(here, "access.used")[-1]["left_out"] == 2
+
+
+async def test_who_takes_away_a_part_is_told(tmp_path: Path) -> None:
+    """Besides what he was refused."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.DELETE, T.GROUP, "mine"))
+        await alice.ask(m.DeleteGroupsRequest(("secret", "mine")))
+        assert told(here, "access.used")[-1]["what"] == "group_ids: mine"
+        assert told(here, "access.refused")[-1]["what"] == "group_ids: secret, mine"
+
+
+async def test_who_takes_out_anothers_member_is_told(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever leaves himself is told by what the group says."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.ALTER, T.GROUP))
+        before = len(told(here, "access.used"))
+        own = await alice.join_alone()
+        (member,) = here.node.shard_of("g").core.groups["g"].members.values()
+        drain = m.DrainMemberRequest("g", member.client_id)
+        leave = m.LeaveGroupRequest("g", (m.LeavingMember(own, None, None),))
+
+        await alice.ask(drain)
+        assert len(told(here, "access.used")) == before
+        await admin.ask(drain)
+        await trio.sleep(1.1)
+        await admin.ask(leave)
+        lines = told(here, "access.used")[before:]
+        whats = [f"group_id: g; client_id: {member.client_id}", f"group_id: g; members: {own}"]
+        assert [line["what"] for line in lines] == whats
+        assert {line["principal"] for line in lines} == {"User:root"}
+
+        again = await alice.join_alone()
+        own_leave = m.LeaveGroupRequest("g", (m.LeavingMember(again, None, None),))
+        await alice.ask(own_leave)
+        assert len(told(here, "access.used")) == before + 2
+
+
 async def test_each_thing_that_only_administrators_may_is_told(tmp_path: Path) -> None:
     """Also the second one within a second: it may be the one that somebody looks for."""
     async with guarded(tmp_path) as here:
