@@ -13,7 +13,7 @@ import trio
 
 from coordinator.group.core import Now
 from coordinator.http.cookies import cookie_line, cookie_of
-from coordinator.http.routes import Refused
+from coordinator.http.routes import NotKnown, Refused
 from coordinator.http.viewer import Connection, FindOut, Viewer
 from coordinator.security.accounts import Account, Accounts, NoAccount, basic, by_certificate
 from coordinator.server.attempts import Attempts, TooManyAttempts
@@ -85,7 +85,7 @@ class Entry:
                 return self._viewer(self.by_token(rest.strip(), connection), connection)
             if scheme.lower() == "basic":
                 return partial(self._by_basic, rest.strip(), connection)
-            raise Refused(401, "Authorization is neither Bearer nor Basic", headers=_CHALLENGE)
+            raise NotKnown("Authorization is neither Bearer nor Basic", headers=_CHALLENGE)
         secret = cookie_of(headers, is_tls=connection.is_tls)
         if secret is not None:
             now = self.now()
@@ -99,7 +99,7 @@ class Entry:
         certified = by_certificate(connection.principal, connection.ends_wall_ms)
         if connection.principal != ANONYMOUS and certified.holds(self.now().wall_ms):
             return self._viewer(certified, connection)
-        raise Refused(401, "log in, or send a bearer token", headers=_CHALLENGE)
+        raise NotKnown("log in, or send a bearer token", headers=_CHALLENGE)
 
     def by_token(self, token: str, connection: Connection) -> Account:
         """Return whose token it is. Raises Refused."""

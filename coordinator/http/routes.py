@@ -112,6 +112,13 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
+class NotKnown(Refused):
+    """Whoever asks doesn't say who he is: 401."""
+
+    def __init__(self, detail: str, *, headers: Mapping[str, str]) -> None:
+        super().__init__(401, detail, headers=headers)
+
+
 class NotAllowed(Refused):
     """No rule allows it to whoever asks: 403. A client would have heard *error*."""
 

@@ -6,7 +6,7 @@ under way may be one address's, as long as nobody else asks: behind a proxy ever
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
@@ -21,7 +21,15 @@ from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
-from coordinator.http.routes import Answer, HttpRequest, NotAllowed, Refused, Route, Streaming
+from coordinator.http.routes import (
+    Answer,
+    HttpRequest,
+    NotAllowed,
+    NotKnown,
+    Refused,
+    Route,
+    Streaming,
+)
 from coordinator.http.viewer import EVERYBODY, FindOut, Viewer
 from coordinator.names import shortened
 from coordinator.runtime.environment import Environment
@@ -38,6 +46,7 @@ from coordinator.server.session import (
     most_of_address,
 )
 from coordinator.server.transport import Listener, Transport
+from protocol.acls import ANONYMOUS
 
 if TYPE_CHECKING:
     from coordinator.http.entry import Entry
@@ -212,7 +221,7 @@ class HttpSessions:
                 raise refused
             viewer: Viewer | FindOut = EVERYBODY
             if self._entry is not None and not route.is_open:
-                viewer = self._entry.viewer(headers, transport)
+                viewer = self._viewer(self._entry, route, path, headers, transport)
                 if isinstance(viewer, Viewer):
                     self._entry.check_quota(viewer)
             parameters = query_of(query)
@@ -237,6 +246,23 @@ class HttpSessions:
             self._waiting.put(session, (route, request, find_out))
         else:
             session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
+
+    def _viewer(
+        self, entry: "Entry", route: Route, path: str, headers: Mapping[str, str], peer: Transport
+    ) -> Viewer | FindOut:
+        """Return who asks; where nobody says who he is, the audit hears of it. Raises Refused."""
+        try:
+            return entry.viewer(headers, peer)
+        except NotKnown as exc:
+            entry.audit(
+                "access.refused",
+                peer.peer,
+                principal=ANONYMOUS,
+                api=f"{route.method} {route.template}",
+                what=shortened(path),
+                why=exc.detail,
+            )
+            raise
 
     def _answer_at_once(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
         """Run a handler that never waits; a task for it would cost more than what it does."""

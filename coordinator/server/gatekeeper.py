@@ -412,7 +412,10 @@ class Gate:
         elif type(request) in _BEFORE_RIGHTS:
             self._dispatcher.dispatch(call, caller, now)
         elif self._access is None:
-            call.fail(_E.ILLEGAL_SASL_STATE, -1)
+            stranger = caller._replace(principal=ANONYMOUS)  # Whatever its certificate says.
+            why, error = "nobody has logged in", _E.ILLEGAL_SASL_STATE
+            self._tell(request, stranger, now, error=error, why=why)
+            call.fail(error, -1)
             self._client.close_after_answers("unauthenticated")
         else:
             call.drop()

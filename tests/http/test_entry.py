@@ -318,6 +318,31 @@ async def test_the_audit_hears_what_was_not_allowed(autojump_clock: MockClock) -
         ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((), "log in, or send a bearer token"),
+        (("Authorization: Negotiate t0ken",), "Authorization is neither Bearer nor Basic"),
+    ],
+)
+async def test_the_audit_hears_of_who_does_not_say_who_he_is(
+    lines: Sequence[str], why: str, autojump_clock: MockClock
+) -> None:
+    """He looks for what is open, and left no trace; a query may have what is secret."""
+    async with site() as here:
+        assert 401 == (await here.ask(*lines, path="/node?token=t0ken")).status
+
+        ((event, told),) = here.here.audited
+        assert "access.refused" == event
+        assert told == {
+            "peer": "192.0.2.1",
+            "principal": "User:ANONYMOUS",
+            "api": "GET /node",
+            "what": "/node",
+            "why": why,
+        }
+
+
 async def test_nobody_is_a_stranger_while_users_are_loaded(autojump_clock: MockClock) -> None:
     """A program that is told 401 gives up; it only came too early."""
     async with site() as here:

@@ -103,6 +103,9 @@ async def test_a_stranger_gets_34_and_is_cut_off(
         answer: Any = (await client.answer(sent)).response
         assert m.first_error(answer) == E.ILLEGAL_SASL_STATE
         assert client.transport.closed
+        (line,) = told(here, "access.refused")
+        assert (line["principal"], line["peer"]) == ("User:ANONYMOUS", "192.0.2.1")
+        assert (line["error"], line["why"]) == (E.ILLEGAL_SASL_STATE, "nobody has logged in")
         assert here.metrics["requests_parked"]() == 0
 
 
