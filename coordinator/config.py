@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinator.names import did_you_mean, quoted
-from protocol.acls import principal_problem
+from protocol.acls import principal_problem, user_name_error
 from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
 from protocol.partition import INT32_MAX
 
@@ -498,6 +498,10 @@ class Settings:
                 "sasl.bootstrap.user and sasl.bootstrap.password.file belong together: set both, "
                 "or neither"
             )
+        bootstrap = self.sasl_bootstrap_user
+        why = user_name_error(bootstrap) if bootstrap else None
+        if why is not None:
+            raise ConfigError(f"sasl.bootstrap.user: {quoted(bootstrap)} is no name: {why}")
         for principal in self.super_user_names():
             if principal_problem(principal) is not None:
                 raise ConfigError(

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
+from protocol.group_ids import NAME_BYTES_MAX, name_error
+
 # Who has not said who he is.
 ANONYMOUS: Final = "User:ANONYMOUS"
 # In a filter: any number.
@@ -73,6 +75,7 @@ PRINCIPAL_PREFIX: Final = "User:"
 EVERYBODY: Final = "User:*"
 # The only resource of its type.
 CLUSTER: Final = "kafka-cluster"
+_RESERVED: Final = frozenset({ANONYMOUS, EVERYBODY})
 
 # What can be done with a resource of each type; a rule about anything else would say nothing.
 OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
@@ -114,6 +117,16 @@ def principal_problem(principal: str) -> str | None:
     if principal.startswith(PRINCIPAL_PREFIX) and principal != PRINCIPAL_PREFIX:
         return None
     return f"a principal is {PRINCIPAL_PREFIX}<name>"
+
+
+def user_name_error(name: str) -> str | None:
+    """Return why nobody who says who he is can be called *name*, None if somebody can.
+
+    Two principals are not anybody's in particular, and rules about them would be about him.
+    """
+    if f"{PRINCIPAL_PREFIX}{name}" in _RESERVED:
+        return f"{PRINCIPAL_PREFIX}{name} is nobody in particular"
+    return name_error(name, NAME_BYTES_MAX)
 
 
 def canonical_address(text: str) -> str | None:

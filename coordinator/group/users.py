@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinator.group.core import Handlers, Step
 from coordinator.group.records import Reader, Writer
+from protocol.acls import user_name_error
 from protocol.errors import ErrorCode
 from protocol.messages import (
     AlteredUser,
@@ -154,6 +155,9 @@ class Users:
         if len({change.mechanism for change in changes}) != len(changes):
             return ErrorCode.DUPLICATE_RESOURCE, "a credential is named twice"
         known = self._users.get(user, {})
+        why = user_name_error(user)
+        if why is not None and any(type(change) is ScramUpsertion for change in changes):
+            return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"the user's name: {why}"
         for change in changes:
             if change.mechanism not in frozenset(Mechanism):
                 message = f"mechanism {change.mechanism} is not known"

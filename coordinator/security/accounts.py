@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from coordinator.security.bearer import Bearer, TokenRefused
 from coordinator.security.sasl import Credential, Lookup, credential_of
-from protocol.group_ids import NAME_BYTES_MAX, name_error
+from protocol.acls import user_name_error
 from protocol.scram import ITERATIONS_MAX, ITERATIONS_MIN
 
 SECRET_BYTES: Final = 16
@@ -154,7 +154,7 @@ class Accounts:
             # All of them in any case: the work doesn't tell what is there.
             fits = [_fits(password, *pair) for pair in pairs]
             for (mechanism, known, _), is_right in zip(pairs, fits, strict=True):
-                if is_right and name_error(name, NAME_BYTES_MAX) is None:
+                if is_right and user_name_error(name) is None:
                     return self._by_password(name, mechanism, known)
             if any(known is not None for _, known, _ in pairs):
                 raise NoAccount(f"password: not that of user {name!r}")

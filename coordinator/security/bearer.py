@@ -26,7 +26,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from coordinator.security.files import BadFile
-from protocol.group_ids import NAME_BYTES_MAX, name_error
+from protocol.acls import user_name_error
 
 # A token has to fit into one message of a log-in; `look` is asked by others, too.
 TOKEN_BYTES_MAX: Final = 4_096
@@ -117,7 +117,7 @@ def _static(number: int, words: list[str]) -> Bearing:
     if len(words) not in {2, 3} or not _SHA256.fullmatch(words[1]):
         # What stands there may be the token itself.
         raise BadFile(f"line {number} isn't: NAME SHA256-IN-HEX [END]")
-    if why := name_error(words[0], NAME_BYTES_MAX):
+    if why := user_name_error(words[0]):
         raise BadFile(f"line {number}: the name is not legal: {why}")
     expires_wall_ms = None
     if len(words) == 3:
@@ -333,7 +333,7 @@ def _judged(payload: bytes, rules: Rules, wall_ms: int) -> Bearing:
     if rules.audience and not any(one in intended for one in rules.audience):
         raise TokenRefused("it is for another audience (aud)")
     name = claims.get(rules.sub_claim)
-    if not isinstance(name, str) or name_error(name, NAME_BYTES_MAX) is not None:
+    if not isinstance(name, str) or user_name_error(name) is not None:
         raise TokenRefused(f"its {rules.sub_claim!r} names nobody")
     return Bearing(name, expires_ms + skew_ms)
 

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple, Protocol
 from scramp import ScramException, ScramMechanism
 
 from coordinator.security.bearer import Bearer, TokenRefused
+from protocol.acls import user_name_error
 from protocol.errors import ErrorCode
 from protocol.fields import AUTH_BYTES_MAX
-from protocol.group_ids import NAME_BYTES_MAX, name_error
 from protocol.messages import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -209,7 +209,7 @@ class _Claim:
         self.is_known = (
             found is not None
             and ITERATIONS_MIN <= found[3] <= ITERATIONS_MAX
-            and name_error(name, NAME_BYTES_MAX) is None
+            and user_name_error(name) is None
         )
         return found if found is not None and self.is_known else likeness
 

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from coordinator.config import ConfigError, Settings
 from coordinator.security.files import Look, look_at
+from protocol.acls import user_name_error
 
 PRINCIPAL_CHARACTERS_MAX: Final = 255
 
@@ -332,6 +333,8 @@ class PrincipalRules:
                 f"the name in its certificate is empty, has more than {PRINCIPAL_CHARACTERS_MAX} "
                 "characters, or some that can't be shown"
             )
+        if why := user_name_error(name):
+            raise NoPrincipal(f"the name in its certificate: {why}")
         return f"User:{name}"
 
     def _mapped(self, subject: str) -> str:

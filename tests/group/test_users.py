@@ -73,6 +73,8 @@ def test_a_password_is_set_changed_and_removed() -> None:
     ("changed", "error"),
     [
         ({"mechanism": 3}, 33),
+        ({"user": "*"}, 93),
+        ({"user": "ANONYMOUS"}, 93),
         ({"iterations": 4_095}, 93),
         ({"iterations": 1_000_001}, 93),
         ({"salt": b"1234567"}, 93),
@@ -86,7 +88,7 @@ def test_a_credential_out_of_bounds_is_refused(changed: dict[str, Any], error: i
     context = NodeContext()
     bad = structs.replace(password("alice"), **changed)
 
-    assert change(context, bad, password("bob")) == [("alice", error), ("bob", 0)]
+    assert change(context, bad, password("bob")) == [(bad.user, error), ("bob", 0)]
     assert set(shown(context)) == {"bob"}
 
 

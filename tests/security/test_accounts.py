@@ -85,6 +85,7 @@ def people() -> People:
 def test_a_password_is_compared_with_what_scram_keeps(people: People, mechanism: str) -> None:
     """There is one password, whatever somebody logs in by."""
     people.add("alice", "secret", mechanism)
+    people.add("*", "secret", mechanism)
 
     assert people.by_password("alice", "secret").principal == "User:alice"
     for name, password, why in (
@@ -92,6 +93,7 @@ def test_a_password_is_compared_with_what_scram_keeps(people: People, mechanism:
         ("alice", "", "not that of user 'alice'"),
         ("bob", "secret", "no such user$"),
         ("", "secret", "no such user$"),
+        ("*", "secret", "not that of user"),
     ):
         with pytest.raises(NoAccount, match=why):
             people.by_password(name, password)

@@ -70,6 +70,8 @@ def test_a_signed_token_says_who_bears_it(kind: str, algorithm: str) -> None:
         ({"sub": "x" * 256}, "names nobody"),
         ({"sub": None}, "names nobody"),
         ({"sub": 7}, "names nobody"),
+        ({"sub": "*"}, "names nobody"),
+        ({"sub": "ANONYMOUS"}, "names nobody"),
     ],
     ids=str,
 )
@@ -204,7 +206,10 @@ def test_a_static_token_is_known_by_its_hash() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["etl", "etl s3cret", "etl  " + "0" * 63, f"e\x07 {hashed('x')}", f"etl {hashed('x')} soon"],
+    [
+        *("etl", "etl s3cret", "etl  " + "0" * 63, f"e\x07 {hashed('x')}"),
+        *(f"etl {hashed('x')} soon", f"* {hashed('x')}", f"ANONYMOUS {hashed('x')}"),
+    ],
 )
 def test_a_bad_line_of_tokens_is_named_without_what_it_says(line: str) -> None:
     """Whoever wrote the token instead of its hash must not find it in the log."""

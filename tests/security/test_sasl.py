@@ -166,6 +166,15 @@ def test_a_record_that_asks_for_other_than_sound_work_lets_nobody_in(iterations:
     assert by_scram(begun, "alice", "pencil") == Refused("SCRAM-SHA-256: no such user")
 
 
+@pytest.mark.parametrize("name", ["*", "ANONYMOUS"])
+def test_nobody_logs_in_as_nobody_in_particular(name: str) -> None:
+    """What rules say of everybody would be about him, also with a credential of before."""
+    credential = KNOWN["alice", "SCRAM-SHA-256"]
+    begun = authenticator(credential=lambda *_: credential).begin("SCRAM-SHA-256")
+
+    assert by_scram(begun, name, "pencil") == Refused("SCRAM-SHA-256: no such user")
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -8,11 +8,12 @@ from typing import Any, Final
 import pytest
 import trustme
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.config import ConfigError, load_settings
 from coordinator.security.tls import Certificates, NoPrincipal, PrincipalRules
-from tests.fakes.tls import HOST, NOW_MS, authority, certificate, write_key_store, write_stores
+from tests.fakes.tls import HOST, NOW, NOW_MS, authority, certificate, write_key_store, write_stores
 
 DAY_MS: Final = 86_400_000
 PASSWORD: Final = b"correct horse"
@@ -315,9 +316,26 @@ def test_a_certificate_that_has_ended_since_names_nobody(node: Node) -> None:
         ("RULE:^CN=Nobody$/x/", "Alice"),
         ("RULE:.*/$1/", "Alice"),
         ("RULE:.*CN=(.*?)(,.*)?/$1$1$1$1$1$1$1/", "x" * 60),
+        ("RULE:.*CN=(.*?)(,.*)?/$1/", "*"),
+        ("RULE:.*CN=(.*?)(,.*)?/$1/U", "anonymous"),
     ],
 )
 def test_a_certificate_that_names_nobody_is_refused(rules: str, common_name: str) -> None:
     """Rules that forget somebody must not let him in as nobody in particular."""
     with pytest.raises(NoPrincipal):
         principal(rules, "a.example", common_name=common_name)
+
+
+def test_a_certificate_for_every_name_is_nobodys() -> None:
+    """Rules about User:* are about everybody, and who is called so would have all of them."""
+    key, nobody = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    made = (
+        x509.CertificateBuilder(nobody, nobody, key.public_key(), x509.random_serial_number())
+        .not_valid_before(NOW)
+        .not_valid_after(NOW)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("*")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+    with pytest.raises(NoPrincipal, match="nobody in particular"):
+        PrincipalRules("").principal_of(made)

@@ -507,6 +507,7 @@ async def test_the_member_of_a_principal_is_bound_to_it(
     [
         ((), "name an administrator in super.users"),
         (("sasl.bootstrap.user=root",), "belong together"),
+        (("sasl.bootstrap.user=*", "sasl.bootstrap.password.file=/p"), "nobody in particular"),
         (("super.users=alice",), "no principal such as User:alice"),
         (("super.users=User:a", "sasl.enabled.mechanisms=PLAIN"), "is not SCRAM-SHA-256"),
         (("super.users=User:a", "sasl.enabled.mechanisms=OAUTHBEARER"), "needs sasl.tokens.file"),
