@@ -19,17 +19,19 @@ resource, are the business of whoever asks.
 All rules of one principal about one pattern are two masks of operations for each host, so a look
 at a resource is a handful of dict lookups, one more for each *length* that the principal's prefixes
 have, and gives all operations at once. Rules are asked far more often than they change: who keeps
-an answer keeps `Rules.version` with it.
+an answer keeps `Rules.version` with it. They are kept in order, too: to sort 10,000 whenever
+somebody looks would hold up everybody.
 """
 
+import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from coordinator.group.core import Handlers, Step
+from coordinator.group.core import Handlers, Step, shown_in_slices
 from coordinator.group.records import Reader, Writer
 from protocol.acls import (
     ANY,
@@ -252,7 +254,8 @@ class Rules:
     def reset(self) -> None:
         """Forget everything; what somebody keeps of it is old from here on."""
         self.version += 1
-        self._rules: dict[Rule, None] = {}
+        self._rules: set[Rule] = set()
+        self._in_order: list[Rule] = []  # The same, sorted.
         self._of_type: dict[ResourceType, _OfType] = {kind: _OfType() for kind in ResourceType}
 
     def loaded(self) -> None:
@@ -270,15 +273,17 @@ class Rules:
             return
         self.version += 1
         if is_new:
-            self._rules[rule] = None
+            self._rules.add(rule)
+            bisect.insort(self._in_order, rule)
             self._of_type[rule.resource_type].add(rule)
         else:
-            del self._rules[rule]
+            self._rules.remove(rule)
+            del self._in_order[bisect.bisect_left(self._in_order, rule)]
             self._of_type[rule.resource_type].remove(rule)
 
     def hard_state(self) -> tuple[Rule, ...]:
         """Return all rules, sorted."""
-        return tuple(sorted(self._rules))
+        return tuple(self._in_order)
 
     # --- asking -----------------------------------------------------------------------------
 
@@ -303,8 +308,30 @@ class Rules:
 
     def matching(self, wanted: AclFilter) -> list[Rule]:
         """Return the rules that fit a filter without a problem (`filter_problem`), sorted."""
-        fits = _fits(wanted)
-        return sorted(filter(fits, self._rules))
+        resource_type, name, pattern_type, principal, host, operation, permission = structs.astuple(
+            wanted
+        )
+        found = self._in_order.copy()
+        # One field after the other, and only those that are given: ten times as quick as all of
+        # them for each rule.
+        if resource_type != ANY:
+            found = [rule for rule in found if rule.resource_type == resource_type]
+        if principal is not None:
+            found = [rule for rule in found if rule.principal == principal]
+        if host is not None:
+            found = [rule for rule in found if rule.host == host]
+        if operation != ANY:
+            found = [rule for rule in found if rule.operation == operation]
+        if permission != ANY:
+            is_allow = permission == Permission.ALLOW
+            found = [rule for rule in found if rule.is_allow is is_allow]
+        if pattern_type == MATCH and name is not None:
+            return [rule for rule in found if _concerns(rule, name)]
+        if pattern_type not in {ANY, MATCH}:
+            found = [rule for rule in found if rule.pattern_type == pattern_type]
+        if name is not None:
+            found = [rule for rule in found if rule.name == name]
+        return found
 
     # --- deciding ---------------------------------------------------------------------------
 
@@ -357,14 +384,19 @@ class Rules:
         step.outcome.records.append(record)
         self.replay(record)
 
-    def describe(self, request: DescribeAclsRequest) -> DescribeAclsResponse:
-        """Return the rules that fit."""
+    def describe(
+        self, request: DescribeAclsRequest, max_bytes: int
+    ) -> Generator[None, None, DescribeAclsResponse | None]:
+        """Return the rules that fit as this begins, packed, in slices.
+
+        None: they take more than *max_bytes*.
+        """
         wanted = AclFilter(*structs.astuple(request))
         problem = filter_problem(wanted)
         if problem is not None:
             return DescribeAclsResponse(_INVALID, problem, ())
-        shown = tuple(rule.described() for rule in self.matching(wanted))
-        return DescribeAclsResponse(ErrorCode.NONE.value, None, shown)
+        shown = yield from shown_in_slices(self.matching(wanted), Rule.described, max_bytes)
+        return None if shown is None else DescribeAclsResponse(ErrorCode.NONE.value, None, shown)
 
 
 def _granted(allowed: int, denied: int) -> int:
@@ -428,29 +460,11 @@ def filter_problem(wanted: AclFilter) -> str | None:
     return None
 
 
-def _fits(wanted: AclFilter) -> Callable[[Rule], bool]:
-    resource_type, name, pattern_type, principal, host, operation, permission = structs.astuple(
-        wanted
-    )
-
-    def fits_name(rule: Rule) -> bool:
-        if pattern_type == MATCH and name is not None:
-            if rule.pattern_type is PatternType.PREFIXED:
-                return bool(name.startswith(rule.name))
-            return rule.name in {name, EVERY_NAME}
-        return pattern_type in {ANY, MATCH, rule.pattern_type} and name in {None, rule.name}
-
-    def fits(rule: Rule) -> bool:
-        return (
-            resource_type in {ANY, rule.resource_type}
-            and principal in {None, rule.principal}
-            and host in {None, rule.host}
-            and operation in {ANY, rule.operation}
-            and permission in {ANY, Permission.ALLOW if rule.is_allow else Permission.DENY}
-            and fits_name(rule)
-        )
-
-    return fits
+def _concerns(rule: Rule, name: str) -> bool:
+    """Say whether a rule is about the resource of this name, among others perhaps."""
+    if rule.pattern_type is PatternType.PREFIXED:
+        return name.startswith(rule.name)
+    return rule.name in {name, EVERY_NAME}
 
 
 # --- in the log -----------------------------------------------------------------------------

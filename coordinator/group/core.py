@@ -5,11 +5,11 @@ comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log 
 a `Decision` emits a record, so that a replay of the log gives the same state again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from coordinator.group.group import Group
 from coordinator.group.member import Member, Parked, PendingId, Timers, Watched
@@ -30,6 +30,7 @@ from coordinator.group.records import (
 from coordinator.group.registry import Registry
 from coordinator.group.totals import Share
 from protocol.acls import ANONYMOUS
+from protocol.codec import encode
 from protocol.errors import ErrorCode
 from protocol.messages import (
     JoinGroupResponse,
@@ -51,6 +52,8 @@ HEAD_BYTES = 65_536
 PARTITIONS_NAMED_MAX = 100
 # Topics that an event names.
 TOPICS_NAMED_MAX = 10
+# So many rules, users or principals are shown in less than a millisecond.
+_SHOWN_AT_ONCE = 50
 
 _SUPERSEDED = "a newer request of this member took its place"
 
@@ -159,6 +162,31 @@ class Step(NamedTuple):
 
 # By type of request, what decides it.
 Handlers = Mapping[type, Callable[[Any, Step], Response]]
+
+T = TypeVar("T")
+
+
+def shown_in_slices(
+    things: Sequence[T], show: Callable[[T], Any], max_bytes: int
+) -> Generator[None, None, tuple[Any, ...] | None]:
+    """Return what *show* makes of *things*, packed some at a time; None: it is over *max_bytes*.
+
+    None of one thing: it is left out. What has an error is not packed: whoever counts answers looks
+    for that.
+    """
+    shown = []
+    for at in range(0, len(things), _SHOWN_AT_ONCE):
+        if at:
+            yield
+        for part in map(show, things[at : at + _SHOWN_AT_ONCE]):
+            if part is None:
+                continue
+            packed = encode(part)
+            max_bytes -= len(packed)
+            shown.append(part if getattr(part, "error", 0) else Raw(packed))
+        if max_bytes < 0:
+            return None
+    return tuple(shown)
 
 
 class HardGroup(NamedTuple):

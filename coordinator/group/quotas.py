@@ -3,10 +3,11 @@
 What each quota counts says `protocol.quotas.QUOTAS`.
 """
 
-from collections.abc import Callable, Mapping
+import bisect
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple
 
-from coordinator.group.core import Handlers, Step
+from coordinator.group.core import Handlers, Step, shown_in_slices
 from coordinator.group.records import Reader, Writer
 from protocol.acls import principal_problem
 from protocol.errors import ErrorCode
@@ -62,6 +63,7 @@ class Quotas:
         """Forget everything."""
         self.version += 1
         self._of: dict[str, dict[str, int]] = {}
+        self._principals: list[str] = []  # Of those, sorted.
         self._changed(None)
 
     def loaded(self) -> None:
@@ -71,6 +73,8 @@ class Quotas:
         """Apply one record. It can't fail."""
         self.version += 1
         principal, key, value = record
+        if principal not in self._of:
+            bisect.insort(self._principals, principal)
         quotas = self._of.setdefault(principal, {})
         if value is not None:
             quotas[key] = value
@@ -78,6 +82,7 @@ class Quotas:
             quotas.pop(key, None)
         if not quotas:
             del self._of[principal]
+            del self._principals[bisect.bisect_left(self._principals, principal)]
         self._changed(None if principal == DEFAULT else principal)
 
     def hard_state(self) -> tuple[QuotaSet, ...]:
@@ -145,18 +150,28 @@ class Quotas:
 
     # --- looking ----------------------------------------------------------------------------
 
-    def describe(self, request: DescribeClientQuotasRequest) -> DescribeClientQuotasResponse:
-        """Return what is set, of some principals or of all."""
-        asked = self._of if request.principals is None else frozenset(request.principals)
-        entries = tuple(
-            DescribedQuotas(
-                principal,
-                tuple(QuotaValue(*quota) for quota in sorted(self._of[principal].items())),
-            )
-            for principal in sorted(asked)
-            if principal in self._of
-        )
-        return DescribeClientQuotasResponse(_OK, None, entries)
+    def describe(
+        self, request: DescribeClientQuotasRequest, max_bytes: int
+    ) -> Generator[None, None, DescribeClientQuotasResponse | None]:
+        """Return what is set, of some principals or of all; packed, in slices.
+
+        It has the principals of the moment in which it begins, and what each of them has when it
+        comes to it; of those that have nothing any more nothing. None: it takes more than
+        *max_bytes*.
+        """
+        names = self._principals.copy()
+        if request.principals is not None:
+            asked = frozenset(request.principals)
+            names = [name for name in names if name in asked]
+        entries = yield from shown_in_slices(names, self._described, max_bytes)
+        return None if entries is None else DescribeClientQuotasResponse(_OK, None, entries)
+
+    def _described(self, principal: str) -> DescribedQuotas | None:
+        quotas = self._of.get(principal)
+        if quotas is None:
+            return None
+        shown = tuple([QuotaValue(*quota) for quota in sorted(quotas.items())])
+        return DescribedQuotas(principal, shown)
 
 
 def _principal_problem(principal: str) -> str | None:

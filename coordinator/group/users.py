@@ -5,10 +5,11 @@ so, salt and keys are in no answer, event or text: only user, mechanism and iter
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple
 
-from coordinator.group.core import Handlers, Step
+from coordinator.group.core import Handlers, Step, shown_in_slices
+from coordinator.group.lag import in_order
 from coordinator.group.records import Reader, Writer
 from protocol.acls import user_name_error
 from protocol.errors import ErrorCode
@@ -90,7 +91,7 @@ class Users:
         """Forget everything."""
         self.version += 1
         self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
-        self._names: list[str] | None = None  # Sorted.
+        self._names: list[str] | None = None  # Sorted, once somebody has looked at all.
 
     def loaded(self) -> None:
         """Start to serve."""
@@ -103,15 +104,16 @@ class Users:
         """Apply one record. It can't fail."""
         self.version += 1
         user = record.user
+        names = self._names
         if type(record) is CredentialSet:
-            if user not in self._users:
-                self._names = None
+            if names is not None and user not in self._users:
+                bisect.insort(names, user)
             self._users.setdefault(user, {})[record.mechanism] = record.credential
             return
         credentials = self._users.get(user, {})
         credentials.pop(record.mechanism, None)
-        if not credentials and self._users.pop(user, None) is not None:
-            self._names = None
+        if not credentials and self._users.pop(user, None) is not None and names is not None:
+            del names[bisect.bisect_left(names, user)]
 
     def hard_state(self) -> tuple[CredentialSet, ...]:
         """Return all credentials, by user and mechanism."""
@@ -201,25 +203,43 @@ class Users:
     # --- looking ----------------------------------------------------------------------------
 
     def describe(
-        self, request: DescribeUserScramCredentialsRequest
-    ) -> DescribeUserScramCredentialsResponse:
-        """Return users by list, or all, those by page."""
-        if request.users is not None:
-            found = tuple(map(self._described, dict.fromkeys(request.users)))
-            return DescribeUserScramCredentialsResponse(_OK, None, found, has_more=False)
-        if self._names is None:
-            self._names = sorted(self._users)
-        names = self._names
-        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
-        end = min(at + min(request.max_users, PAGE_USERS), len(names))
-        page = tuple(map(self._described, names[at:end]))
-        return DescribeUserScramCredentialsResponse(_OK, None, page, has_more=end < len(names))
+        self, request: DescribeUserScramCredentialsRequest, max_bytes: int
+    ) -> Generator[None, None, DescribeUserScramCredentialsResponse | None]:
+        """Return users by list, or all, those by page; packed, in slices.
 
-    def _described(self, user: str) -> DescribedUser:
+        A page has those who are there as it begins, and each as he is when it comes to him; who has
+        gone by then is left out. None: they take more than *max_bytes*.
+        """
+        if request.users is not None:
+            names, has_more = list(dict.fromkeys(request.users)), False
+            show: Callable[[str], DescribedUser | None] = self._named
+        else:
+            every = self._names or (yield from self._sorted())
+            at = bisect.bisect_right(every, request.start_after) if request.start_after else 0
+            end = at + min(request.max_users, PAGE_USERS)
+            names, has_more = every[at:end], end < len(every)
+            show = self._described
+        shown = yield from shown_in_slices(names, show, max_bytes)
+        if shown is None:
+            return None
+        return DescribeUserScramCredentialsResponse(_OK, None, shown, has_more)
+
+    def _sorted(self) -> Generator[None, None, list[str]]:
+        """Return the names sorted; they are kept so from here on, unless some changed meanwhile."""
+        version = self.version
+        names = yield from in_order(self._users)
+        if version == self.version:
+            self._names = names
+        return names
+
+    def _named(self, user: str) -> DescribedUser:
+        return self._described(user) or DescribedUser(user, ErrorCode.RESOURCE_NOT_FOUND.value, ())
+
+    def _described(self, user: str) -> DescribedUser | None:
         known = self._users.get(user)
         if known is None:
-            return DescribedUser(user, ErrorCode.RESOURCE_NOT_FOUND.value, ())
-        shown = tuple(ScramCredentialInfo(m, c.iterations) for m, c in sorted(known.items()))
+            return None
+        shown = tuple([ScramCredentialInfo(m, c.iterations) for m, c in sorted(known.items())])
         return DescribedUser(user, _OK, shown)
 
 

@@ -594,18 +594,21 @@ class Dispatcher:
                 call, request.pattern, lambda: self._in_slices(call, steps, length)
             )
 
-    def _look_into_node(self, call: Call, request: Any, now: Now) -> None:
+    def _look_into_node(self, call: Call, request: Any, _now: Now) -> None:
         """Show rules, users or quotas."""
         if self._content_is_sound(call, request):
-            core = self._node.registry.core
-            describe: Mapping[type, Callable[[Any], m.Response]] = {
+            registry = self._node.registry
+            core = registry.core
+            describe: Mapping[type, Callable[[Any, int], Generator[None, None, Any]]] = {
                 m.DescribeAclsRequest: core.rules.describe,
                 m.DescribeUserScramCredentialsRequest: core.users.describe,
                 m.DescribeClientQuotasRequest: core.quotas.describe,
             }
-            look = partial(describe[type(request)], request)
-            fits = fitting(look, self._settings.response_max_bytes)
-            self._node.registry.read(None, NoGroup(call), fits, now)
+            looking = describe[type(request)](request, self._settings.response_max_bytes)
+            steps = registry.read_in_slices(
+                None, NoGroup(call), _or_too_large(looking), self._node.now
+            )
+            self._node.slices.submit(call, steps)
 
     # --- whole offsets partitions -------------------------------------------------------
 

@@ -30,9 +30,9 @@ def line(monkeypatch: pytest.MonkeyPatch, context: NodeContext) -> CommandLine:
         m.AlterClientQuotasRequest,
     )
     answers: dict[type, Any] = dict.fromkeys(changes, context.ask)
-    answers[m.DescribeAclsRequest] = context.shard.rules.describe
-    answers[m.DescribeUserScramCredentialsRequest] = context.shard.users.describe
-    answers[m.DescribeClientQuotasRequest] = context.shard.quotas.describe
+    answers[m.DescribeAclsRequest] = context.look
+    answers[m.DescribeUserScramCredentialsRequest] = context.look
+    answers[m.DescribeClientQuotasRequest] = context.look
     return CommandLine(monkeypatch, answers)
 
 

@@ -3,11 +3,20 @@
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from coordinator.group.core import Caller, Event, Now
 from coordinator.group.node_records import NodeRecord, read_item
 from coordinator.group.node_shard import HardNode, NodeShard
 from coordinator.group.registry import Registry, TopicForgotten
-from protocol.messages import Request
+from protocol.codec import encode
+from protocol.messages import (
+    DescribeAclsRequest,
+    DescribeClientQuotasRequest,
+    DescribeUserScramCredentialsRequest,
+    Request,
+)
+from tests.group.context import returned
 from tests.packed import node_entry
 
 NOW = Now(1_000, 1_700_000_000_000)
@@ -68,6 +77,17 @@ class NodeContext:
         ((_, response, _, gated, _),) = outcome.replies
         assert gated
         return response
+
+    def look(self, request: Request) -> Any:
+        """Return rules, users or quotas, as whoever asks reads them."""
+        shard = self.shard
+        describe: dict[type, Any] = {
+            DescribeAclsRequest: shard.rules.describe,
+            DescribeUserScramCredentialsRequest: shard.users.describe,
+            DescribeClientQuotasRequest: shard.quotas.describe,
+        }
+        answer = returned(describe[type(request)](request, 1 << 30))
+        return msgspec.msgpack.decode(encode(answer), type=type(answer))
 
     def crash(self) -> None:
         """Begin anew with what the log has."""

@@ -26,6 +26,7 @@ from protocol.messages import (
     DeleteAclsRequest,
     DescribeAclsRequest,
 )
+from tests.group.context import returned
 from tests.group.node_context import NodeContext, roundtrip
 from tests.packed import node_entry
 
@@ -256,11 +257,26 @@ def test_rules_are_added_shown_and_removed() -> None:
     assert before == len(context.records) == 2
     context.crash()
     wanted = DescribeAclsRequest(*structs.astuple(EVERYTHING))
-    shown = context.shard.rules.describe(wanted)
+    shown = context.look(wanted)
     assert [a.resource_name for a in shown.acls] == ["etl", "x"]
     (removed,) = context.ask(DeleteAclsRequest((EVERYTHING,))).results
     assert removed.acls == shown.acls
     assert len(context.shard.rules) == 0
+
+
+def test_rules_are_shown_as_they_are_when_the_look_at_them_begins() -> None:
+    """To show 10,000 of them at once held up everybody; half of a change would mislead."""
+    context = NodeContext()
+    context.ask(CreateAclsRequest(tuple(acl(rule(f"t{n}")) for n in range(200))))
+    everything = DescribeAclsRequest(*structs.astuple(EVERYTHING))
+    looking = context.shard.rules.describe(everything, 1 << 30)
+    next(looking)
+    context.ask(DeleteAclsRequest((EVERYTHING,)))
+
+    shown = returned(looking)
+    assert shown is not None
+    assert 200 == len(shown.acls)
+    assert () == context.look(everything).acls
 
 
 def test_rules_that_change_are_told_in_words() -> None:

@@ -26,6 +26,7 @@ from protocol.messages import (
 )
 from protocol.quotas import QUOTAS
 from protocol.scram import Mechanism
+from tests.group.context import returned
 from tests.group.node_context import NodeContext, roundtrip
 
 MARK = b"\x5e\xc2\xe7"
@@ -49,7 +50,7 @@ def change(context: NodeContext, *changes: ScramUpsertion | ScramDeletion) -> li
 def shown(context: NodeContext, *users: str) -> dict[str, dict[int, int]]:
     """Return the iterations of each user's credentials by mechanism."""
     request = DescribeUserScramCredentialsRequest(users or None, "", 100)
-    answer = context.shard.users.describe(request)
+    answer = context.look(request)
     return {one.user: {c.mechanism: c.iterations for c in one.credentials} for one in answer.users}
 
 
@@ -125,11 +126,44 @@ def test_users_come_by_page() -> None:
     while has_more:
         start_after = seen[-1] if seen else ""
         request = DescribeUserScramCredentialsRequest(None, start_after, 2)
-        page = context.shard.users.describe(request)
+        page = context.look(request)
         seen += [one.user for one in page.users]
         has_more = page.has_more
 
     assert seen == [f"u{n}" for n in range(5)]
+
+
+def test_a_page_has_who_was_there_as_it_began_and_is_still_there() -> None:
+    """It is made in slices; nobody is shown who has gone, and what changes stays in order."""
+    context = NodeContext()
+    change(context, *(password(f"u{n:04}") for n in range(3_000)))
+    request = DescribeUserScramCredentialsRequest(None, "", 200)
+    sorting = context.shard.users.describe(request, 1 << 30)
+    next(sorting)
+    change(context, ScramDeletion("u0001", 1), password("a"))  # While all are sorted.
+    found = returned(sorting)
+    assert found is not None
+    assert (199, True) == (len(found.users), found.has_more)
+
+    assert ["a", "u0000", "u0002"] == list(shown(context))[:3]
+    looking = context.shard.users.describe(request, 1 << 30)
+    next(looking)
+    change(context, ScramDeletion("a", 1), ScramDeletion("u0199", 1), password("b"))
+    found = returned(looking)
+    assert found is not None
+    assert 199 == len(found.users)
+    assert ["b", "u0000", "u0002"] == list(shown(context))[:3]
+
+
+def test_what_is_too_large_to_show_is_known_before_all_of_it_is_made() -> None:
+    """An answer has a limit, and so has what is in memory of it."""
+    context = NodeContext()
+    change(context, *(password(f"u{n}") for n in range(200)))
+    looking = context.shard.users.describe(
+        DescribeUserScramCredentialsRequest(None, "", 200), max_bytes=100
+    )
+
+    assert returned(looking) is None
 
 
 def test_no_text_ever_has_a_salt_or_a_key() -> None:
@@ -137,7 +171,7 @@ def test_no_text_ever_has_a_salt_or_a_key() -> None:
     context = NodeContext()
     request = AlterUserScramCredentialsRequest((), (password("alice"),))
     answer = context.ask(request)
-    look = context.shard.users.describe(DescribeUserScramCredentialsRequest(("alice",), "", 0))
+    look = context.look(DescribeUserScramCredentialsRequest(("alice",), "", 0))
     texts = map(repr, (request, answer, look, context.events, context.records))
     assert context.told("user.altered") == [
         {
@@ -219,6 +253,22 @@ def test_who_has_no_quota_has_the_default() -> None:
     assert quotas.limit("User:bob", "connections") == 5
 
 
+def test_quotas_are_shown_of_who_has_some_as_the_look_at_them_comes_to_him() -> None:
+    """It is made in slices; what is gone by then is left out."""
+    context = NodeContext()
+    for n in range(100):
+        alter(context, f"User:u{n:02}", connections=7)
+    looking = context.shard.quotas.describe(DescribeClientQuotasRequest(None), 1 << 30)
+    next(looking)
+    alter(context, "User:u99", connections=None)
+    found = returned(looking)
+
+    assert found is not None
+    assert 99 == len(found.entries)
+    entries = context.look(DescribeClientQuotasRequest(("User:u03", "User:no", "User:u01"))).entries
+    assert ["User:u01", "User:u03"] == [entry.principal for entry in entries]
+
+
 def test_quotas_are_removed_and_shown() -> None:
     """A principal without any is not there any more; what is so already writes nothing."""
     context = NodeContext()
@@ -226,13 +276,13 @@ def test_quotas_are_removed_and_shown() -> None:
     version, count = context.shard.quotas.version, len(context.records)
     assert alter(context, "User:alice", connections=7, request_rate=None) == 0
     assert (version, count) == (context.shard.quotas.version, len(context.records))
-    (entry,) = context.shard.quotas.describe(DescribeClientQuotasRequest(None)).entries
+    (entry,) = context.look(DescribeClientQuotasRequest(None)).entries
     assert [(q.key, q.value) for q in entry.quotas] == [("byte_rate", 1), ("connections", 7)]
     context.shard.storage_full = True
     assert alter(context, "User:alice", connections=8) == 1004
     assert alter(context, "User:alice", connections=None, byte_rate=None) == 0
 
-    assert context.shard.quotas.describe(DescribeClientQuotasRequest(("User:alice",))).entries == ()
+    assert context.look(DescribeClientQuotasRequest(("User:alice",))).entries == ()
     assert context.told("quota.altered") == [
         {"principal": "User:alice", "quotas": {"connections": 7, "byte_rate": 1}, "by": ANONYMOUS},
         {

@@ -83,6 +83,13 @@ NAMES: Final = tuple(f"t{n}" for n in range(1_000))
 GROUPS: Final = tuple(f"g{n}" for n in range(1_000))
 ENDS: Final = tuple(m.PartitionEnd(p, 5) for p in range(1_000))
 ALL: Final = m.GroupFetch("g", None)
+RULES: Final = tuple(m.Acl(2, name, 3, "User:a", "*", 3, 3) for name in NAMES)
+PASSWORDS: Final = tuple(
+    m.ScramUpsertion(f"u{n}", 1, 4_096, bytes(24), bytes(32), bytes(32)) for n in range(1_000)
+)
+QUOTAS: Final = tuple(
+    m.AlteredPrincipal(f"User:u{n}", (m.QuotaChange("connections", 5),)) for n in range(1_000)
+)
 LONG: Final[tuple[tuple[m.Request, int], ...]] = (
     (m.RegisterTopicsRequest(tuple(m.TopicRegistration(name, 1, None) for name in NAMES)), 10),
     (m.DescribeTopicsRequest(NAMES, None, False, "", 0), 1_000),
@@ -95,6 +102,13 @@ LONG: Final[tuple[tuple[m.Request, int], ...]] = (
     (m.OffsetDeleteRequest("g", (m.TopicPartitions("t", tuple(range(1_000))),)), 3),
     (m.FindCoordinatorRequest(0, GROUPS), 1_000),
     (m.DeleteGroupsRequest(GROUPS), 1_000),
+    (m.CreateAclsRequest(RULES), 10),
+    (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), 20),
+    (m.AlterUserScramCredentialsRequest((), PASSWORDS), 0),
+    (m.DescribeUserScramCredentialsRequest(None, "", 1_000), 20),
+    (m.DescribeUserScramCredentialsRequest(NAMES, "", 0), 20),
+    (m.AlterClientQuotasRequest(QUOTAS), 0),
+    (m.DescribeClientQuotasRequest(None), 20),
 )
 
 
