@@ -39,6 +39,9 @@ _SHAPES: Final[Mapping[type, _Shape]] = {
     m.DeleteTopicsRequest: _TOPICS,
     m.ReportEndOffsetsRequest: _TOPICS,
     m.CreateAclsRequest: _Shape("acls", "results", 100),
+    m.AlterClientQuotasRequest: _Shape("entries", "results", 30),
+    # Cut by `_of_users`.
+    m.AlterUserScramCredentialsRequest: _Shape("", "results", 20),
     # Each looks at all rules.
     m.DeleteAclsRequest: _Shape("filters", "results", 1),
 }
@@ -61,6 +64,9 @@ def portions(request: Any) -> Iterator[Portion]:
     if shape is None:
         yield Portion(request, goes_on=False)
         return
+    if type(request) is m.AlterUserScramCredentialsRequest:
+        yield from _of_users(request, shape.most)
+        return
     things = getattr(request, shape.asked)
     if type(request) is m.DeleteTopicsRequest:
         things = tuple(dict.fromkeys(things))  # Who is named twice is answered once.
@@ -78,8 +84,24 @@ def portions(request: Any) -> Iterator[Portion]:
     yield Portion(structs.replace(request, **{shape.asked: tuple(some)}), goes_on)
 
 
+def _of_users(request: m.AlterUserScramCredentialsRequest, most: int) -> Iterator[Portion]:
+    """Yield it in portions; all changes of a user, which are made or not, are in one."""
+    number_of: dict[str, int] = {}
+    by_portion: list[tuple[list[Any], list[Any]]] = []
+    named: tuple[Sequence[Any], Sequence[Any]] = request.deletions, request.upsertions
+    for at, changes in enumerate(named):
+        for change in changes:
+            number = number_of.setdefault(change.user, len(number_of) // most)
+            if number == len(by_portion):
+                by_portion.append(([], []))
+            by_portion[number][at].append(change)
+    for deletions, upsertions in by_portion or [([], [])]:
+        some = m.AlterUserScramCredentialsRequest(tuple(deletions), tuple(upsertions))
+        yield Portion(some, goes_on=False)
+
+
 def _size(thing: Any) -> int:
-    return 1 + len(getattr(thing, "partitions", ()))
+    return 1 + len(getattr(thing, "partitions", ())) + len(getattr(thing, "changes", ()))
 
 
 def _pieces(thing: Any, most: int) -> Iterator[tuple[Any, bool]]:

@@ -6,14 +6,22 @@ from typing import Any, Final
 import pytest
 import trio
 from hypothesis import given, strategies as st
+from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.server.portions import Portion, portions, whole
 from protocol import messages as m
 from protocol.errors import ErrorCode
+from tests.group.node_context import NodeContext
 from tests.server.world import commit, world
 
 MOST: Final = 100
+PASSWORDS: Final = tuple(
+    m.ScramUpsertion(f"u{n}", 1, 4_096, bytes(24), bytes(32), bytes(32)) for n in range(1_000)
+)
+QUOTAS: Final = tuple(
+    m.AlteredPrincipal(f"User:u{n}", (m.QuotaChange("connections", 5),)) for n in range(1_000)
+)
 PARTITIONS = st.lists(st.integers(0, 400), unique=True, max_size=350).map(tuple)
 TOPICS = st.lists(st.tuples(st.sampled_from("abc"), PARTITIONS), max_size=4)
 
@@ -55,9 +63,46 @@ def test_what_is_short_is_one_portion() -> None:
         m.DeleteTopicsRequest(tuple(f"t{n}" for n in range(50))),
         m.ReportEndOffsetsRequest(()),
         m.AlterClientQuotasRequest(()),
+        m.AlterUserScramCredentialsRequest((), ()),
         commit(1, *range(1_000)),
     ):
         assert [Portion(request, goes_on=False)] == list(portions(request))
+
+
+USERS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 3)), max_size=80)
+
+
+@given(USERS, USERS)
+def test_users_are_altered_in_portions_as_they_are_at_once(
+    removed: list[tuple[int, int]], added: list[tuple[int, int]]
+) -> None:
+    """Whoever is named twice, far apart too: all of his changes are made, or none."""
+    request = m.AlterUserScramCredentialsRequest(
+        tuple(m.ScramDeletion(f"u{user}", mechanism) for user, mechanism in removed),
+        tuple(structs.replace(PASSWORDS[user], mechanism=mechanism) for user, mechanism in added),
+    )
+    before = m.AlterUserScramCredentialsRequest((), PASSWORDS[:30])
+    at_once, in_portions = NodeContext(), NodeContext()
+    at_once.ask(before)
+    in_portions.ask(before)
+    cut = list(portions(request))
+    answers = [(portion, in_portions.ask(portion.request)) for portion in cut]
+
+    assert at_once.ask(request) == whole(request, answers)
+    assert at_once.shard.hard_state() == in_portions.shard.hard_state()
+
+
+def test_quotas_of_a_principal_that_is_named_twice_are_altered_in_order() -> None:
+    """Also where the two are far apart: the second one is in force."""
+    again = (m.AlteredPrincipal("User:u0", (m.QuotaChange("connections", 6),)),)
+    request = m.AlterClientQuotasRequest(QUOTAS[:100] + again)
+    cut = list(portions(request))
+    context = NodeContext()
+    answer: Any = whole(request, [(portion, context.ask(portion.request)) for portion in cut])
+
+    assert 7 == len(cut)
+    assert [entry.principal for entry in request.entries] == [r.principal for r in answer.results]
+    assert 6 == context.shard.quotas.limit("User:u0", "connections")
 
 
 def test_a_topic_that_is_deleted_twice_is_answered_once() -> None:
@@ -84,12 +129,6 @@ GROUPS: Final = tuple(f"g{n}" for n in range(1_000))
 ENDS: Final = tuple(m.PartitionEnd(p, 5) for p in range(1_000))
 ALL: Final = m.GroupFetch("g", None)
 RULES: Final = tuple(m.Acl(2, name, 3, "User:a", "*", 3, 3) for name in NAMES)
-PASSWORDS: Final = tuple(
-    m.ScramUpsertion(f"u{n}", 1, 4_096, bytes(24), bytes(32), bytes(32)) for n in range(1_000)
-)
-QUOTAS: Final = tuple(
-    m.AlteredPrincipal(f"User:u{n}", (m.QuotaChange("connections", 5),)) for n in range(1_000)
-)
 LONG: Final[tuple[tuple[m.Request, int], ...]] = (
     (m.RegisterTopicsRequest(tuple(m.TopicRegistration(name, 1, None) for name in NAMES)), 10),
     (m.DescribeTopicsRequest(NAMES, None, False, "", 0), 1_000),
@@ -104,10 +143,10 @@ LONG: Final[tuple[tuple[m.Request, int], ...]] = (
     (m.DeleteGroupsRequest(GROUPS), 1_000),
     (m.CreateAclsRequest(RULES), 10),
     (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), 20),
-    (m.AlterUserScramCredentialsRequest((), PASSWORDS), 0),
+    (m.AlterUserScramCredentialsRequest((), PASSWORDS), 50),
     (m.DescribeUserScramCredentialsRequest(None, "", 1_000), 20),
     (m.DescribeUserScramCredentialsRequest(NAMES, "", 0), 20),
-    (m.AlterClientQuotasRequest(QUOTAS), 0),
+    (m.AlterClientQuotasRequest(QUOTAS), 60),
     (m.DescribeClientQuotasRequest(None), 20),
 )
 
