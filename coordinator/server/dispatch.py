@@ -87,7 +87,8 @@ class Dispatcher:
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
             m.JoinGroupRequest: self._join_group,
-            m.OffsetDeleteRequest: self._delete_offsets,
+            m.OffsetDeleteRequest: self._decide_for_group,
+            m.LeaveGroupRequest: self._decide_for_group,
             m.DescribeGroupsRequest: self._describe_groups,
             m.ListGroupsRequest: self._list_groups,
             m.SummarizeGroupsRequest: self._summarize_groups,
@@ -452,7 +453,8 @@ class Dispatcher:
 
         self._in_slices(call, deleting(), len(group_ids))
 
-    def _delete_offsets(self, call: Call, request: m.OffsetDeleteRequest, now: Now) -> None:
+    def _decide_for_group(self, call: Call, request: m.Request, now: Now) -> None:
+        """Have the group's shard decide about many things, each for itself."""
         shard = self._shard_for(call, request)
         if shard is not None:
             caller = call.asker.caller

@@ -56,6 +56,7 @@ from coordinator.server.authorization import (
     in_parts,
 )
 from coordinator.server.dispatch import Dispatcher
+from coordinator.server.portions import are_many
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
 from protocol.acls import ANONYMOUS, Operation
@@ -222,6 +223,7 @@ class Gatekeeper:
     Attributes:
         has_gates: Whether anybody has to say who he is; there are no gates otherwise.
         emit: Takes the events of the audit.
+        now_ms: Returns the monotonic time.
         attempts: What failed, by address, over HTTP, too.
     """
 
@@ -364,9 +366,11 @@ class Gate:
         if verdict is not None:
             answer = verdict.complete(None) if verdict.request is None else None
             self._tell_refused(request, answer, caller, now)
+        elif type(request) is m.LeaveGroupRequest:
+            verdict = self._judge_leaving(access, request, caller, now)
         elif type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
             self._tell_anothers(request, caller, now)
-            return Verdict(None, lambda _: _unknown_member(request))
+            verdict = Verdict(None, lambda _: _unknown_member(request))
         return verdict
 
     def _judged(self, access: Access, request: Any) -> Verdict | None:
@@ -459,9 +463,25 @@ class Gate:
 
     def _leave(self, call: Call, request: m.LeaveGroupRequest, caller: Caller, now: Now) -> None:
         """Let members go that are the caller's; an administrator of the group may take any out."""
-        group = self._dispatcher.group(request.group_id)
         access = self._access
         assert access is not None
+        # Of many each portion is judged as its turn comes: who holds an instance may change.
+        is_late = are_many(request)
+        verdict = None if is_late else self._judge_leaving(access, request, caller, now)
+        if verdict is None:
+            self._dispatcher.dispatch(call, caller, now)
+        elif verdict.request is None:
+            whole = verdict.complete(None)
+            self._dispatcher.answer_about(request.group_id, call, whole, now)
+        else:
+            narrowed = Narrowed(verdict.request, call, verdict.complete)
+            self._dispatcher.dispatch(narrowed, caller, now)
+
+    def _judge_leaving(
+        self, access: Access, request: m.LeaveGroupRequest, caller: Caller, now: Now
+    ) -> Verdict | None:
+        """Return which members stay, as they are others'; tell the audit of these."""
+        group = self._dispatcher.group(request.group_id)
 
         def is_own(one: m.LeavingMember) -> bool:
             ids = one.member_id, one.group_instance_id
@@ -473,19 +493,12 @@ class Gate:
             )
         )
         if verdict is None:
-            self._dispatcher.dispatch(call, caller, now)
-            return
+            return None
         if access.may_with_group(request.group_id, Operation.ALTER):
             self._tell_used(request, caller, now)
-            self._dispatcher.dispatch(call, caller, now)
-            return
+            return None
         self._tell_anothers(request, caller, now)
-        if verdict.request is None:
-            whole = verdict.complete(None)
-            self._dispatcher.answer_about(request.group_id, call, whole, now)
-        else:
-            narrowed = Narrowed(verdict.request, call, verdict.complete)
-            self._dispatcher.dispatch(narrowed, caller, now)
+        return verdict
 
     def _drain(self, call: Call, request: m.DrainMemberRequest, caller: Caller, now: Now) -> None:
         """Drain members that are the caller's; an administrator of the group may drain any."""

@@ -35,6 +35,7 @@ class _Shape(NamedTuple):
 _TOPICS: Final = _Shape("topics", "topics", 100)
 _SHAPES: Final[Mapping[type, _Shape]] = {
     m.OffsetDeleteRequest: _Shape("topics", "topics", 500),
+    m.LeaveGroupRequest: _Shape("members", "members", 50),
     m.RegisterTopicsRequest: _TOPICS,
     m.DeleteTopicsRequest: _TOPICS,
     m.ReportEndOffsetsRequest: _TOPICS,
@@ -56,6 +57,12 @@ class Portion(NamedTuple):
 
     request: Any
     goes_on: bool
+
+
+def are_many(request: Any) -> bool:
+    """Say whether *request* is cut, if each thing is small that it asks about."""
+    shape = _SHAPES[type(request)]
+    return len(getattr(request, shape.asked)) > shape.most
 
 
 def portions(request: Any) -> Iterator[Portion]:

@@ -141,6 +141,7 @@ LONG: Final[tuple[tuple[m.Request, int], ...]] = (
     (m.OffsetDeleteRequest("g", (m.TopicPartitions("t", tuple(range(1_000))),)), 3),
     (m.FindCoordinatorRequest(0, GROUPS), 1_000),
     (m.DeleteGroupsRequest(GROUPS), 1_000),
+    (m.LeaveGroupRequest("g", tuple(m.LeavingMember(n, None, None) for n in NAMES)), 20),
     (m.CreateAclsRequest(RULES), 10),
     (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), 20),
     (m.AlterUserScramCredentialsRequest((), PASSWORDS), 50),

@@ -559,6 +559,37 @@ async def test_who_drains_takes_nothing_from_anybody_but_himself(tmp_path: Path)
         assert theirs.drained
 
 
+async def test_of_many_who_leave_each_is_judged_as_his_turn_comes(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance may be somebody else's by then, and stays in the group."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP))
+        await alice.member_id()
+        shard = here.node.shard_of("g")
+        handle, decided = shard.handle, 0
+
+        def slowly(request: Any, *rest: Any) -> None:
+            nonlocal decided
+            handle(request, *rest)
+            if isinstance(request, m.LeaveGroupRequest):
+                decided += 1
+                autojump_clock.jump(2 * SLICE_S)
+
+        monkeypatch.setattr(shard, "handle", slowly)
+        leaving = tuple(m.LeavingMember("", f"i{n}", None) for n in range(200))
+        sent = alice.send(m.LeaveGroupRequest("g", leaving))
+        await until_soon(lambda: decided > 0)
+        admin.send(structs.replace(join(), group_instance_id="i199"))
+        await until_soon(partial(alice.has, sent))
+        answer: Any = alice.answers()[sent].response
+
+        assert "i199" in shard.core.groups["g"].static
+        assert [E.UNKNOWN_MEMBER_ID] * 200 == [one.error for one in answer.members]
+        assert ["User:alice"] == [line["principal"] for line in told(here, "access.refused")]
+
+
 async def test_an_instance_id_alone_does_not_take_over_a_member(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
