@@ -223,7 +223,6 @@ class Gatekeeper:
     Attributes:
         has_gates: Whether anybody has to say who he is; there are no gates otherwise.
         emit: Takes the events of the audit.
-        now_ms: Returns the monotonic time.
         attempts: What failed, by address, over HTTP, too.
     """
 
