@@ -381,21 +381,20 @@ class SecurityCalls:
         user: str,
         password: str,
         mechanism: str = "SCRAM-SHA-256",
-        iterations: int = ITERATIONS,
     ) -> None:
         """Let *user* log in with *password*, and no more with an older one.
 
         The password isn't sent: its keys are made here.
 
         Raises:
-            FatalError: Refused, for instance 93: *iterations* are out of bounds.
+            FatalError: Refused, for instance 93: nobody can be called so.
             OutcomeUnknown: No definite answer in time. Repeat the same call.
             ValueError: The password can't be one, or there is no such mechanism.
         """
         kind = _mechanism(mechanism)
         salt = secrets.token_bytes(SALT_BYTES)
-        keys = keys_of(password, kind, salt, iterations)
-        wanted = m.ScramUpsertion(user, kind, iterations, salt, *keys)
+        keys = keys_of(password, kind, salt, ITERATIONS)
+        wanted = m.ScramUpsertion(user, kind, ITERATIONS, salt, *keys)
         await self._alter_users(m.AlterUserScramCredentialsRequest((), (wanted,)))
 
     async def remove_password(self, user: str, mechanism: str = "SCRAM-SHA-256") -> None:

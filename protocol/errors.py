@@ -191,7 +191,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     _E.RESOURCE_NOT_FOUND: ErrorInfo(_NO, _R.REPORT, "There is no such user or credential."),
     _E.DUPLICATE_RESOURCE: ErrorInfo(_NO, _R.REPORT, "The request names the same thing twice."),
     _E.UNACCEPTABLE_CREDENTIAL: ErrorInfo(
-        _NO, _R.REPORT, "The credential's iterations, salt or keys are out of bounds."
+        _NO,
+        _R.REPORT,
+        "The credential's iterations, salt or keys, or the user's name, can't be such.",
     ),
     _E.INVALID_REGULAR_EXPRESSION: ErrorInfo(
         _NO, _R.REPORT, "The pattern of topics is no regular expression of RE2's syntax."

@@ -2111,18 +2111,18 @@ declare(
         0,
         AlterUserScramCredentialsRequest(
             (ScramDeletion("bob", 1),),
-            # RFC 7677, section 3: the password is "pencil".
+            # The password is "pencil".
             (
                 ScramUpsertion(
                     "alice",
                     1,
-                    4_096,
-                    bytes.fromhex("5b6d99689d12358eeca04b141236fa81"),
+                    16_384,
+                    bytes.fromhex("5b6d99689d12358eeca04b141236fa810f1e2d3c4b5a6978"),
                     bytes.fromhex(
-                        "586e5df283e6dceb5c3e791d8b8528ec191e664045ce971792e2e6b5bb13e2a6"
+                        "25f4672feda72591ac5d331020e2ad130a799eda67e55b4619e5913084100b50"
                     ),
                     bytes.fromhex(
-                        "c1f3cbc1c13a9d35a14c0990eed97629ea225863e566a4314ab99f3f00e5d9d5"
+                        "401feab5f5d789ef48943a06aa447a984c9d12710b148cbd1b6cab3083665cf7"
                     ),
                 ),
             ),

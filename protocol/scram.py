@@ -36,10 +36,8 @@ _HASHES: Final[Mapping[Mechanism, str]] = {
 # RFC 7677 asks for 4,096 at least; each log-in costs its client that many hashes.
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 1_000_000
+# Everybody's: the challenge tells both, and any other one would tell that there is such a user.
 ITERATIONS: Final = 16_384
-# What scramp takes at least, by which both ends log in.
-SALT_BYTES_MIN: Final = 12
-SALT_BYTES_MAX: Final = 64
 SALT_BYTES: Final = 24
 PASSWORD_CHARACTERS_MAX: Final = 1_024
 # Of these SASLprep (RFC 4013), which some clients do and others don't, makes the same again.

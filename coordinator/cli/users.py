@@ -29,8 +29,6 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import NAME_BYTES_MAX
 from protocol.scram import (
     ITERATIONS,
-    ITERATIONS_MAX,
-    ITERATIONS_MIN,
     MECHANISMS,
     PASSWORD_CHARACTERS_MAX,
     SALT_BYTES,
@@ -109,13 +107,6 @@ def _takes_a_password(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
         ),
         click.option(
-            "--iterations",
-            type=click.IntRange(ITERATIONS_MIN, ITERATIONS_MAX),
-            default=ITERATIONS,
-            help="Hashes that a log-in takes.",
-            show_default=True,
-        ),
-        click.option(
             "--password-file",
             type=click.Path(exists=True, dir_okay=False, allow_dash=True),
             default=None,
@@ -153,12 +144,10 @@ def _password(file: str | None) -> str:
     return password
 
 
-def _set(
-    coordinator: Coordinator, user: str, mechanism: Mechanism, iterations: int, password: str
-) -> None:
+def _set(coordinator: Coordinator, user: str, mechanism: Mechanism, password: str) -> None:
     salt = secrets.token_bytes(SALT_BYTES)
-    keys = keys_of(password, mechanism, salt, iterations)
-    wanted = m.ScramUpsertion(user, mechanism, iterations, salt, *keys)
+    keys = keys_of(password, mechanism, salt, ITERATIONS)
+    wanted = m.ScramUpsertion(user, mechanism, ITERATIONS, salt, *keys)
     _alter(coordinator, m.AlterUserScramCredentialsRequest((), (wanted,)))
 
 
@@ -191,15 +180,14 @@ def add_user(
     change: Change,
     user: str,
     mechanism: str,
-    iterations: int,
     password_file: str | None,
 ) -> None:
     """Let USER log in with a password; what it may do say rules (acls)."""
     kind = MECHANISMS[mechanism]
     if kind in _mechanisms(coordinator, user):
         raise AskFailed(f"User {quoted(user)} has a password for {mechanism} already.")
-    change.confirm(f"Add user {quoted(user)}?", _COLUMNS, [(user, mechanism, iterations)])
-    _set(coordinator, user, kind, iterations, _password(password_file))
+    change.confirm(f"Add user {quoted(user)}?", _COLUMNS, [(user, mechanism, ITERATIONS)])
+    _set(coordinator, user, kind, _password(password_file))
     output.lines("ok", _CHANGED, [(user, mechanism, "added")])
 
 
@@ -218,7 +206,6 @@ def change_password(
     change: Change,
     user: str,
     mechanism: str,
-    iterations: int,
     password_file: str | None,
 ) -> None:
     """Give USER another password; the old one is wrong from then on."""
@@ -226,8 +213,8 @@ def change_password(
     if kind not in _mechanisms(coordinator, user):
         raise AskFailed(f"User {quoted(user)} has no password for {mechanism}.")
     question = f"Change the password of user {quoted(user)}?"
-    change.confirm(question, _COLUMNS, [(user, mechanism, iterations)])
-    _set(coordinator, user, kind, iterations, _password(password_file))
+    change.confirm(question, _COLUMNS, [(user, mechanism, ITERATIONS)])
+    _set(coordinator, user, kind, _password(password_file))
     output.lines("ok", _CHANGED, [(user, mechanism, "changed")])
 
 

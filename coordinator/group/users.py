@@ -25,12 +25,10 @@ from protocol.messages import (
     ScramUpsertion,
 )
 from protocol.scram import (
-    ITERATIONS_MAX,
-    ITERATIONS_MIN,
+    ITERATIONS,
     KEY_BYTES,
     MECHANISMS,
-    SALT_BYTES_MAX,
-    SALT_BYTES_MIN,
+    SALT_BYTES,
     Mechanism,
 )
 
@@ -244,10 +242,10 @@ class Users:
 
 
 def _credential_refusal(change: ScramUpsertion, mechanism: Mechanism) -> _Refusal | None:
-    if not ITERATIONS_MIN <= change.iterations <= ITERATIONS_MAX:
-        problem = f"iterations are {ITERATIONS_MIN} to {ITERATIONS_MAX}"
-    elif not SALT_BYTES_MIN <= len(change.salt) <= SALT_BYTES_MAX:
-        problem = f"a salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes"
+    if change.iterations != ITERATIONS:
+        problem = f"iterations are {ITERATIONS} for every user"
+    elif len(change.salt) != SALT_BYTES:
+        problem = f"a salt has {SALT_BYTES} bytes for every user"
     elif {len(change.stored_key), len(change.server_key)} != {KEY_BYTES[mechanism]}:
         problem = f"the keys of {mechanism.sasl_name} have {KEY_BYTES[mechanism]} bytes"
     else:

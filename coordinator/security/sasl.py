@@ -9,7 +9,8 @@ answers. Between the two stands a `Conversation` of one mechanism, which the pro
 
 Whoever asks must not learn which users there are. So a name that nobody has gets a credential
 that is made up from the name and a secret: the same salt each time, no password that fits, and
-the same work. Every failure is one answer; what it was is for the audit alone.
+the same work. All users have salts of one length and one number of iterations, so it has, too.
+Every failure is one answer; what it was is for the audit alone.
 
 SCRAM is scramp's, the tokens are `coordinator.security.bearer`'s. What a record or a client may
 ask for is bounded here, as either may be anybody's.
@@ -99,7 +100,6 @@ class Authenticator:
         credential: Lookup,
         bearer: Bearer | None,
         secret: bytes,
-        iterations: Sequence[int] = (ITERATIONS,),
         max_session_ms: int = 0,
     ) -> None:
         """Take what knows the users.
@@ -110,7 +110,6 @@ class Authenticator:
             bearer: Knows the tokens; needed for OAUTHBEARER.
             secret: What made-up credentials are made of: the same after a restart, or users that
                 don't exist could be told from those that do by their salts.
-            iterations: The counts that credentials have; a made-up one has one of them.
             max_session_ms: The setting ``connections.max.reauth.ms``.
 
         Raises:
@@ -126,7 +125,6 @@ class Authenticator:
         self.credential = credential
         self._bearer = bearer
         self._secret = secret
-        self._iterations = tuple(iterations)
 
     def begin(self, mechanism: str) -> Conversation:
         """Return a new conversation.
@@ -149,10 +147,9 @@ class Authenticator:
             return hmac.digest(self._secret, what + b"\0" + seed, algorithm)
 
         salt = hmac.digest(self._secret, b"salt\0" + seed, "sha512")[:SALT_BYTES]
-        pick = int.from_bytes(derived(b"iterations")[:8]) % len(self._iterations)
         stored_key, server_key = derived(b"stored key"), derived(b"server key")
         assert len(stored_key) == len(server_key) == key_bytes
-        return salt, stored_key, server_key, self._iterations[pick]
+        return salt, stored_key, server_key, ITERATIONS
 
 
 def credential_of(

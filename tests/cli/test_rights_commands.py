@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 
 from protocol import messages as m
-from protocol.scram import Mechanism, keys_of
+from protocol.scram import ITERATIONS, Mechanism, keys_of
 from tests.fakes.command_line import CommandLine
 from tests.group.node_context import NodeContext
 
@@ -99,13 +99,13 @@ def test_a_password_comes_from_a_file_and_is_sent_nowhere(
     """Only its keys are; and nothing that is printed has any of them."""
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\nsecond line\n", encoding="ascii")
-    add = ("users", "add", "alice", "--password-file", str(file), "--iterations", "4096")
+    add = ("users", "add", "alice", "--password-file", str(file))
     dry = line.run(*add)
     assert (dry.exit_code, len(context.shard.users)) == (3, 0)
     printed = [done(line.run(*add, "--yes"))]
     found = context.shard.users.credential("alice", "SCRAM-SHA-256")
     assert found is not None
-    keys = keys_of(SECRET, Mechanism.SCRAM_SHA_256, found.salt, 4_096)
+    keys = keys_of(SECRET, Mechanism.SCRAM_SHA_256, found.salt, ITERATIONS)
     assert (found.stored_key, found.server_key) == keys
     assert line.run(*add, "--yes").exit_code == 1
     printed.append(done(line.run("users", "list", "alice")))
@@ -122,7 +122,7 @@ def test_a_password_is_changed_for_who_has_one(
     """Each time with another salt; who has none is added instead."""
     file = tmp_path / "secret"
     file.write_text(SECRET, encoding="ascii")
-    rest = ("alice", "--password-file", str(file), "--iterations", "4096", "--yes")
+    rest = ("alice", "--password-file", str(file), "--yes")
     assert line.run("users", "password", *rest).exit_code == 1
     done(line.run("users", "add", *rest))
     before = context.shard.users.credential("alice", "SCRAM-SHA-256")

@@ -23,7 +23,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import APIS, ApiKey
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 from protocol.quotas import QUOTAS
-from protocol.scram import ITERATIONS_MIN
+from protocol.scram import ITERATIONS
 
 Make = Callable[["Grammar"], Any]
 
@@ -240,7 +240,7 @@ BY_NAME: Final[dict[str, Make]] = {
     "operation": _one_of(*Operation, 0, 1),
     "permission": _one_of(*Permission, Permission.ALLOW, 1),
     "user": _one_of(*USERS, "carol", ""),
-    "iterations": _one_of(ITERATIONS_MIN, ITERATIONS_MIN, 0, INT32_MAX),
+    "iterations": _one_of(ITERATIONS, ITERATIONS, 0, INT32_MAX),
     "key": _one_of(*QUOTAS, *QUOTAS, "nonsense"),
     "value": _one_of(None, None, 1, 50, 1_000, 1_000, INT64_MAX, 0),
 }

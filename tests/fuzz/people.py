@@ -17,7 +17,7 @@ from protocol import messages as m
 from protocol.acls import ANONYMOUS, Operation, PatternType, Permission, ResourceType
 from protocol.errors import ErrorCode
 from protocol.quotas import QUOTAS
-from protocol.scram import ITERATIONS_MIN, Mechanism
+from protocol.scram import SALT_BYTES, Mechanism
 from tests.fuzz.frames import Account, Broken, damaged
 from tests.fuzz.grammar import USERS
 from tests.server.test_authorization import errors_of
@@ -74,7 +74,7 @@ def enrolling() -> list[m.Request]:
     users = []
     for name in sorted(set(NAMES)):
         salt, stored, server, iterations = credential_of(
-            password_of(name), SCRAM, salt=name.encode().ljust(16), iterations=ITERATIONS_MIN
+            password_of(name), SCRAM, salt=name.encode().ljust(SALT_BYTES)
         )
         users.append(
             m.ScramUpsertion(name, Mechanism.SCRAM_SHA_256, iterations, salt, stored, server)

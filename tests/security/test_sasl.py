@@ -149,10 +149,9 @@ def test_the_work_for_an_unknown_user_is_that_for_a_known_one() -> None:
 
 
 def test_made_up_credentials_are_like_those_that_there_are() -> None:
-    """With the counts that users have, and not to be had without the secret."""
-    known, other = authenticator(iterations=(4_096, 10_000)), authenticator(secret=b"another")
+    """And not to be had without the secret."""
+    known, other = authenticator(), authenticator(secret=b"another")
 
-    assert {known.made_up(f"user{i}", SCRAM[0])[3] for i in range(50)} == {4_096, 10_000}
     assert known.made_up("x", SCRAM[0])[0] != other.made_up("x", SCRAM[0])[0]
     assert known.made_up("x", SCRAM[0])[0] != known.made_up("x", SCRAM[1])[0]
 

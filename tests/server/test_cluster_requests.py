@@ -20,6 +20,7 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import NODE_PARTITION
 from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
+from protocol.scram import ITERATIONS
 from tests.sim.cluster import JOURNALS, PARTITIONS, Cluster, Contact, Host, until
 from tests.sim.cluster_simulation import ClusterNetwork
 from tests.sim.history import History
@@ -102,13 +103,13 @@ async def test_topics_rules_users_and_quotas_are_known_to_any_node(
             async with here.connect([address]) as client:
                 await client.register_topics({address: 3})
                 await client.create_acls([acl])
-                await client.set_password("alice", "secret", iterations=4_096)
+                await client.set_password("alice", "secret")
                 await client.alter_quotas("User:alice", {"groups": 7})
                 topics = [one.topic for one in await client.describe_topics()]
 
                 assert topics == NODES[: NODES.index(address) + 1]
                 assert await client.describe_acls() == [acl]
-                assert await client.describe_users() == {"alice": {"SCRAM-SHA-256": 4_096}}
+                assert await client.describe_users() == {"alice": {"SCRAM-SHA-256": ITERATIONS}}
                 assert await client.describe_quotas() == {"User:alice": {"groups": 7}}
 
 
@@ -301,7 +302,7 @@ async def test_a_change_of_users_and_quotas_is_told_on_every_node(
         for host in here.hosts:
             host.node.users_changed = lambda name=host.name: told.append(f"users {name}")  # type: ignore[misc]  # lambdas
             host.node.quotas_changed = lambda name=host.name: told.append(f"quotas {name}")  # type: ignore[misc]  # as above
-        await client.set_password("alice", "secret", iterations=4_096)
+        await client.set_password("alice", "secret")
         await until(lambda: len(told) == 3)
         await client.alter_quotas("User:alice", {"groups": 7})
         await until(lambda: len(told) == 6)

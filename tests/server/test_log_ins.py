@@ -21,7 +21,7 @@ from protocol import messages as m
 from protocol.acls import Operation, PatternType, ResourceType
 from protocol.errors import ErrorCode as E
 from protocol.messages import APIS, ApiKey
-from protocol.scram import Mechanism
+from protocol.scram import SALT_BYTES, Mechanism
 from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
 from tests.server.test_turns import until_soon
@@ -79,7 +79,8 @@ async def known(here: World, name: str = "root", password: str = SECRET, **where
 
 def password_of(user: str, password: str) -> m.AlterUserScramCredentialsRequest:
     """Return the request that gives a user a password."""
-    salt, stored, server, iterations = credential_of(password, SCRAM)
+    fresh = f"{user} {password}".encode().ljust(SALT_BYTES)[:SALT_BYTES]
+    salt, stored, server, iterations = credential_of(password, SCRAM, salt=fresh)
     mechanism = Mechanism.SCRAM_SHA_256
     upsertion = m.ScramUpsertion(user, mechanism, iterations, salt, stored, server)
     return m.AlterUserScramCredentialsRequest((), (upsertion,))
