@@ -428,19 +428,23 @@ def _rule(asked: Acl) -> Rule:
     )
 
 
-# The numbers that a rule has, and that a filter may have besides.
-_NUMBERS: Final = (
-    ("resource_type", ResourceType, frozenset({ANY})),
-    ("pattern_type", PatternType, frozenset({ANY, MATCH})),
-    ("operation", Operation, frozenset({ANY})),
-    ("permission", Permission, frozenset({ANY})),
-)
+# The numbers that a rule has, and that a filter has: to list them takes longer than all else.
+_OF_RULES: Final[Mapping[str, frozenset[int]]] = {
+    "resource_type": frozenset(ResourceType),
+    "pattern_type": frozenset(PatternType),
+    "operation": frozenset(Operation),
+    "permission": frozenset(Permission),
+}
+_OF_FILTERS: Final = {
+    field: numbers | ({ANY, MATCH} if field == "pattern_type" else {ANY})
+    for field, numbers in _OF_RULES.items()
+}
 
 
 def rule_problem(asked: Acl) -> str | None:
     """Return why this can be no rule, None if it can."""
-    for field, numbers, _ in _NUMBERS:
-        if getattr(asked, field) not in frozenset(numbers):
+    for field, numbers in _OF_RULES.items():
+        if getattr(asked, field) not in numbers:
             return f"{field} {getattr(asked, field)} is not known"
     kind = ResourceType(asked.resource_type)
     if asked.operation not in OPERATIONS[kind]:
@@ -454,8 +458,8 @@ def rule_problem(asked: Acl) -> str | None:
 
 def filter_problem(wanted: AclFilter) -> str | None:
     """Return what is wrong with a filter, None if nothing."""
-    for field, numbers, besides in _NUMBERS:
-        if getattr(wanted, field) not in besides | frozenset(numbers):
+    for field, numbers in _OF_FILTERS.items():
+        if getattr(wanted, field) not in numbers:
             return f"{field} {getattr(wanted, field)} of a filter is not known"
     return None
 

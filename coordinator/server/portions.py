@@ -39,7 +39,7 @@ _SHAPES: Final[Mapping[type, _Shape]] = {
     m.RegisterTopicsRequest: _TOPICS,
     m.DeleteTopicsRequest: _TOPICS,
     m.ReportEndOffsetsRequest: _TOPICS,
-    m.CreateAclsRequest: _Shape("acls", "results", 100),
+    m.CreateAclsRequest: _Shape("acls", "results", 50),
     m.AlterClientQuotasRequest: _Shape("entries", "results", 30),
     # Cut by `_of_users`.
     m.AlterUserScramCredentialsRequest: _Shape("", "results", 20),

@@ -12,12 +12,13 @@ from trio.testing import MockClock
 from coordinator.server.portions import Portion, portions, whole
 from protocol import messages as m
 from protocol.errors import ErrorCode
+from protocol.scram import ITERATIONS
 from tests.group.node_context import NodeContext
 from tests.server.world import commit, world
 
 MOST: Final = 100
 PASSWORDS: Final = tuple(
-    m.ScramUpsertion(f"u{n}", 1, 4_096, bytes(24), bytes(32), bytes(32)) for n in range(1_000)
+    m.ScramUpsertion(f"u{n}", 1, ITERATIONS, bytes(24), bytes(32), bytes(32)) for n in range(1_000)
 )
 QUOTAS: Final = tuple(
     m.AlteredPrincipal(f"User:u{n}", (m.QuotaChange("connections", 5),)) for n in range(1_000)
