@@ -48,7 +48,8 @@ def _by_lag(row: GroupFacts) -> Key:
 
 
 def _by_lag_seconds(row: GroupFacts) -> Key:
-    return -row.lag_seconds, -row.lag, row.group_id
+    # Who is behind for an unknown time stands before who isn't behind.
+    return -max(row.lag_seconds, 0), -row.lag, row.group_id
 
 
 def _by_members(row: GroupFacts) -> Key:

@@ -897,7 +897,8 @@ class Walk:
 
 
 def _worst_first(walked: _Walked) -> tuple[float, int, str]:
-    return -walked.lag_seconds, -walked.lag, walked.group.group_id
+    # Who is behind for an unknown time stands before who isn't behind.
+    return -max(walked.lag_seconds, 0), -walked.lag, walked.group.group_id
 
 
 def _nearest_first(facts: PrincipalFacts) -> tuple[float, int, str]:

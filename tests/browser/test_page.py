@@ -337,6 +337,12 @@ def test_a_new_group_comes_in_and_a_deleted_one_goes(opened: OpenPage, served: E
     del api.groups["new-one"]
     api.tell("groups", {"changed": [], "removed": ["new-one"]})
     expect(page.locator(ROWS)).to_have_count(41)
+    # It is gone already, as where the list that is asked for anew comes before the event.
+    api.tell("groups", {"changed": [], "removed": ["new-one"]})
+    api.groups["last"] = fake_api.group("last", [], seconds=None)
+    api.change("last")
+    expect(page.locator(ROWS)).to_have_count(42)
+    expect(page.get_by_role("button", name="All 42", exact=True)).to_be_visible()
 
 
 def test_a_name_is_only_ever_text(opened: OpenPage, served: ExitStack) -> None:
@@ -519,6 +525,20 @@ def test_what_is_rare_or_never_was_is_not_told_as_nothing(
     expect(row.locator(".c-errors")).to_have_text("0")
     took = page.locator("dl div").filter(has_text="The last took")
     expect(took.locator("dd")).to_have_text("–")  # noqa: RUF001 - as it stands on the page.
+
+
+def test_a_group_without_an_end_of_its_offsets_or_its_lag_is_told_so(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """Kept for ever was shown as 1 ms; a number that is cut stands in full behind it."""
+    api, url = night(served)
+    api.details["billing"]["alone"]["retention_ms"] = -1
+    api.details["billing"]["partitions"][0]["lag"] = 2**62
+    page = opened(f"{url}/#/groups/billing")
+
+    expect(page.locator(".facts")).to_contain_text("offsets kept for ever")
+    lag = page.locator(".partitions tbody .c-lag").first
+    expect(lag).to_have_attribute("title", re.compile("^4,611,686,018,427,38"))  # JSON's numbers.
 
 
 def test_a_tab_that_was_opened_behind_another_is_of_now_when_it_is_seen(

@@ -387,7 +387,7 @@ async def test_the_worst_groups_keep_their_lag_and_the_others_lose_it() -> None:
     _, three = await walked(shard, registry, max_series=3 * len(LEVELS["group"]))
 
     assert groups_in(parts) == {"worst", "bad"}
-    assert groups_in(three) == {"worst", "bad", "well"}
+    assert groups_in(three) == {"worst", "bad", "new"}
 
 
 def groups_in(parts: Sequence[bytes]) -> set[str]:

@@ -247,7 +247,7 @@ export class Group {
       ["Behind", span(group.lag_seconds), "age of the oldest"],
       ["Members", count(group.members), group.protocol === null || group.protocol === "" ? "" : group.protocol],
       ["Partitions", count(group.partitions), group.topics.length > 0 ? `of ${counted(group.topics.length, "topic")}` : ""],
-      ["Generation", count(group.generation), group.retention_ms === null ? "" : `offsets kept ${spanOfMs(group.retention_ms)}`],
+      ["Generation", count(group.generation), retentionText(group.retention_ms)],
     ];
     redraw(this.facts, JSON.stringify(facts), () =>
       facts.map(([what, value, more]) =>
@@ -375,7 +375,7 @@ export class Group {
         },
       },
       { id: "count", label: "Partitions", isNumber: true, fill: (cell, member) => setText(cell, count(member.partitions)) },
-      { id: "lag", label: "Lag", isNumber: true, fill: (cell, member) => setText(cell, lagText(member.lag)) },
+      { id: "lag", label: "Lag", isNumber: true, fill: fillLag },
     ];
   }
 
@@ -428,11 +428,21 @@ export class Group {
           setAttribute(cell, "title", [longText(one.end), reported].filter(Boolean).join(", "));
         },
       },
-      { id: "lag", label: "Lag", sort: "lag", isNumber: true, fill: (cell, one) => setText(cell, lagText(one.lag)) },
+      { id: "lag", label: "Lag", sort: "lag", isNumber: true, fill: fillLag },
       { id: "behind", label: "Behind", isNumber: true, fill: (cell, one) => setText(cell, span(one.lag_seconds)) },
       { id: "curve", label: "Last hour", draw: (cell, one) => drawSmall(cell, one.samples) },
     ];
   }
+}
+
+function retentionText(ms) {
+  if (ms === null) return "";
+  return ms < 0 ? "offsets kept for ever" : `offsets kept ${spanOfMs(ms)}`;
+}
+
+function fillLag(cell, { lag }) {
+  setText(cell, lagText(lag));
+  setAttribute(cell, "title", longText(lag));
 }
 
 const option = (value, text) => el("option", { value, text });

@@ -347,8 +347,9 @@ export class Groups {
   #changed({ changed, removed }) {
     let isOther = removed.length > 0;
     for (const id of removed) {
+      // A whole list that has come since is without it already, and so is its count.
+      if (this.total !== null && (this.groups.has(id) || !this.isWhole)) this.total -= 1;
       this.table.forget(id);
-      if (this.total !== null) this.total -= 1;
     }
     for (const group of changed) {
       const known = this.groups.get(group.id);
