@@ -7,7 +7,7 @@ from typing import Self
 import pytest
 import trio
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # It has no types.
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from coordinator.group.acls import Rule, RuleAdded
 from coordinator.http.entry import Entry
@@ -133,6 +133,23 @@ def test_one_logs_in_and_out_by_the_keyboard(opened: OpenPage, place: Place) -> 
     assert page.context.cookies() == []
     page.goto(f"{place.url}/")
     expect(page.get_by_label("User")).to_be_focused()
+
+
+def test_nothing_is_sent_before_the_page_can_send_it(opened: OpenPage, place: Place) -> None:
+    """Who is quick, and far away, pressed Enter in vain: the browser may not send a form itself."""
+    page = opened(f"{place.url}/#/groups/billing")
+    expect(page.get_by_label("User")).to_be_focused()
+    held: list[Route] = []
+    page.route("**/login.js", lambda route: held.append(route))  # noqa: PLW0108 - Playwright asks what it takes
+    page.reload(wait_until="commit")
+    page.get_by_label("Password or token").fill("t0ken")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button")).to_be_disabled()
+    held[0].continue_()
+    expect(page.get_by_role("button")).to_be_enabled()
+    page.keyboard.press("Enter")
+
+    expect(page.locator("h1")).to_have_text("billing")
 
 
 def test_what_is_wrong_is_said_and_another_try_is_at_hand(opened: OpenPage, place: Place) -> None:

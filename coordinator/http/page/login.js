@@ -23,3 +23,6 @@ async function logIn(event) {
 }
 
 byId("login").addEventListener("submit", logIn);
+// Before this the browser itself would send the form, which it may not. Who types already is left alone.
+byId("login").querySelector("button").disabled = false;
+if (document.activeElement === document.body) byId("name").focus();
