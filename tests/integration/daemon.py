@@ -22,7 +22,8 @@ from protocol.messages import Request, Response
 from tests import logged
 
 ROOT: Final = Path(__file__).parents[2]
-WAIT_S: Final = 60.0
+# A machine may be slow, and share its cores with a Spark and an ensemble.
+WAIT_S: Final = 180.0
 # A test machine's disk may be nearly full, which is not what these tests are about.
 ALWAYS: Final = ("storage.reserve.bytes=0",)
 

@@ -22,7 +22,7 @@ from protocol.partition import TopicPartition
 GROUP: Final = "etl"
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "beside_old_consumers.py"
 SOURCE: Final = Path(__file__).parent / "OldConsumers.java"
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 90.0  # Consumers of 0.8 pause for seconds, several times in a row.
 _numbers: Final = count()
 
 Owners = Mapping[TopicPartition, str]
