@@ -607,9 +607,8 @@ class Dispatcher:
                 m.DescribeClientQuotasRequest: core.quotas.describe,
             }
             looking = describe[type(request)](request, self._settings.response_max_bytes)
-            steps = registry.read_in_slices(
-                None, NoGroup(call), _or_too_large(looking), self._node.now
-            )
+            allowed = _if_allowed(call, request, _or_too_large(looking))
+            steps = registry.read_in_slices(None, NoGroup(call), allowed, self._node.now)
             self._node.slices.submit(call, steps)
 
     # --- whole offsets partitions -------------------------------------------------------

@@ -386,6 +386,30 @@ async def test_who_joins_with_a_pattern_is_judged_when_it_is_matched(
         assert [line["principal"] for line in told(here, "access.refused")] == ["User:alice"]
 
 
+async def test_rules_are_shown_by_the_rules_of_that_turn(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind something long, say: who was denied meanwhile would see what denies him."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.DESCRIBE, T.CLUSTER))
+        slices, may_go_on = here.node.slices, trio.Event()
+        is_done = slices._is_done
+        monkeypatch.setattr(slices, "_is_done", lambda steps: may_go_on.is_set() and is_done(steps))
+
+        async def pause(_asker: object) -> None:
+            await trio.sleep(SLICE_S)
+
+        monkeypatch.setattr(slices._share, "pause_for", pause)
+        sent = alice.send(m.DescribeAclsRequest(1, None, 1, None, None, 1, 1))
+        deny = m.Acl(T.CLUSTER, CLUSTER, PatternType.LITERAL, "User:alice", "*", Op.DESCRIBE, 2)
+        await admin.ask(m.CreateAclsRequest((deny,)))
+        may_go_on.set()
+        await until_soon(partial(alice.has, sent))
+
+        assert m.first_error(alice.answers()[sent].response) == E.CLUSTER_AUTHORIZATION_FAILED
+
+
 @pytest.mark.parametrize("kind", [m.DescribeGroupsRequest, m.OffsetFetchRequest])
 async def test_a_group_is_shown_by_the_rules_of_its_turn(
     kind: type[m.Request],
