@@ -394,7 +394,7 @@ class Dispatcher:
             return
         shard = self._node.shard_of(group_id)
 
-        def looking() -> Generator[None, None, Raw | None]:
+        def looking() -> Generator[None, None, m.GroupOffsets | Raw | None]:
             found = yield from _fetching(call, shard, fetch, budget.left_bytes)
             return budget.for_offsets(found)
 
@@ -658,11 +658,17 @@ class Budget:
         """Whether the answer would be too large."""
         return self.left_bytes < 0
 
-    def for_offsets(self, offsets: m.GroupOffsets | None) -> Raw | None:
-        """Count *offsets* and return them packed; None is what was too large by itself."""
-        packed = None if offsets is None else encode(offsets)
-        self.left_bytes = -1 if packed is None else self.left_bytes - len(packed)
-        return None if packed is None else Raw(packed)
+    def for_offsets(self, offsets: m.GroupOffsets | None) -> m.GroupOffsets | Raw | None:
+        """Count *offsets* and return them packed; None is what was too large by itself.
+
+        What has an error is not packed: whoever counts answers looks for that.
+        """
+        if offsets is None:
+            self.left_bytes = -1
+            return None
+        packed = encode(offsets)
+        self.left_bytes -= len(packed)
+        return offsets if offsets.error else Raw(packed)
 
     def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
         """Count the members of *group* and return it."""

@@ -86,6 +86,13 @@ def password_of(user: str, password: str) -> m.AlterUserScramCredentialsRequest:
     return m.AlterUserScramCredentialsRequest((), (upsertion,))
 
 
+async def bob_of(here: World) -> Client:
+    """Return a connection that is logged in as Bob, who has a password from here on."""
+    admin = await known(here)
+    await admin.ask(password_of("bob", "first"))
+    return await known(here, "bob", "first")
+
+
 def told(here: World, name: str) -> list[dict[str, Any]]:
     """Return what events of a name say."""
     return [fields for event, fields in here.events if event == name]
@@ -353,9 +360,7 @@ async def test_sessions_outlive_a_time_in_which_users_are_not_known(
 ) -> None:
     """A node of a cluster may have to read them anew: then nobody would have a password."""
     async with guarded(tmp_path) as here:
-        admin = await known(here)
-        await admin.ask(password_of("bob", "first"))
-        bob = await known(here, "bob", "first")
+        bob = await bob_of(here)
         here.node.registry.drop(here.node.now())
         assert not here.node.registry.core.users
         here.node.tell_changes(here.node.now())
@@ -388,9 +393,7 @@ async def test_who_fails_to_log_in_again_can_not_try_as_another(
 ) -> None:
     """Behind the failure, which is answered late: he would be past the other's quotas."""
     async with guarded(tmp_path) as here:
-        admin = await known(here)
-        await admin.ask(password_of("bob", "first"))
-        bob = await known(here, "bob", "first")
+        bob = await bob_of(here)
         failed = bob.send(m.SaslAuthenticateRequest(b"x"))
         again = bob.send(m.SaslHandshakeRequest(SCRAM))
         await trio.sleep(2)

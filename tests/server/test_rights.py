@@ -44,6 +44,12 @@ async def grant(admin: Client, *rights: tuple[Op, T] | tuple[Op, T, str]) -> Non
     assert m.first_error(answer) == 0
 
 
+def denial(operation: Op, kind: T, name: str = "*") -> m.CreateAclsRequest:
+    """Return the request that denies that to Alice."""
+    acl = m.Acl(kind, name, PatternType.LITERAL, "User:alice", "*", operation, 2)
+    return m.CreateAclsRequest((acl,))
+
+
 async def both(here: World) -> tuple[Client, Client]:
     """Return connections of the administrator's and of Alice's, who may do nothing."""
     admin = await known(here)
@@ -284,8 +290,7 @@ async def denied_halfway(
     whole = left()
     sent = alice.send(deletion)
     await until_soon(lambda: left() < whole)
-    acl = m.Acl(kind, "*", PatternType.LITERAL, "User:alice", "*", Op.DELETE, 2)
-    denied = admin.send(m.CreateAclsRequest((acl,)))
+    denied = admin.send(denial(Op.DELETE, kind))
     await until_soon(partial(admin.has, denied))
     before = left()
     await until_soon(partial(alice.has, sent))
@@ -372,8 +377,7 @@ async def test_who_joins_with_a_pattern_is_judged_when_it_is_matched(
         mine = structs.replace(join(), group_instance_id="one")
         waiting = alice.send(structs.replace(mine, topic_pattern="(?:[a-z0-9]?.?){20}b"))
         if is_denied:
-            deny = m.Acl(T.GROUP, "*", PatternType.LITERAL, "User:alice", "*", Op.READ, 2)
-            await admin.ask(m.CreateAclsRequest((deny,)))
+            await admin.ask(denial(Op.READ, T.GROUP))
         else:
             admin.send(mine)
         await trio.sleep(4)
@@ -402,8 +406,7 @@ async def test_rules_are_shown_by_the_rules_of_that_turn(
 
         monkeypatch.setattr(slices._share, "pause_for", pause)
         sent = alice.send(m.DescribeAclsRequest(1, None, 1, None, None, 1, 1))
-        deny = m.Acl(T.CLUSTER, CLUSTER, PatternType.LITERAL, "User:alice", "*", Op.DESCRIBE, 2)
-        await admin.ask(m.CreateAclsRequest((deny,)))
+        await admin.ask(denial(Op.DESCRIBE, T.CLUSTER, CLUSTER))
         may_go_on.set()
         await until_soon(partial(alice.has, sent))
 
@@ -438,14 +441,15 @@ async def test_a_group_is_shown_by_the_rules_of_its_turn(
         request = m.OffsetFetchRequest(fetches, False) if is_fetch else kind(group_ids)
         sent = alice.send(request)
         await trio.sleep(5 * SLICE_S)
-        deny = m.Acl(T.GROUP, "*", PatternType.LITERAL, "User:alice", "*", Op.DESCRIBE, 2)
-        denied = admin.send(m.CreateAclsRequest((deny,)))
+        denied = admin.send(denial(Op.DESCRIBE, T.GROUP))
         await until_soon(partial(admin.has, denied))
         assert not alice.has(sent)
         await until_soon(partial(alice.has, sent))
 
         errors = [group.error for group in alice.answers()[sent].response.groups]  # type: ignore[attr-defined]  # of both
         assert (errors[0], errors[-1]) == (0, E.GROUP_AUTHORIZATION_FAILED)
+        (key,) = [key for key, api in m.APIS.items() if api.request is kind]
+        assert here.environment.telemetry.errors[key, E.GROUP_AUTHORIZATION_FAILED] == 1
 
 
 async def test_groups_are_deleted_by_the_rules_of_that_moment(
@@ -507,8 +511,7 @@ async def test_rules_that_change_while_it_is_judged_are_in_force(
         make_rules_slow(autojump_clock, monkeypatch)
         sent = alice.send(many_commits(1))
         await trio.sleep(10 * SLICE_S)
-        deny = m.Acl(T.TOPIC, "t0", PatternType.LITERAL, "User:alice", "*", Op.READ, 2)
-        denied = admin.send(m.CreateAclsRequest((deny,)))
+        denied = admin.send(denial(Op.READ, T.TOPIC, "t0"))
         await until_soon(partial(admin.has, denied))
         assert not alice.has(sent)
         assert "g" not in here.node.shard_of("g").core.groups
