@@ -147,6 +147,14 @@ class TopicEndFacts(NamedTuple):
     age_ms: int  # For how long one end was not told of, changed or not: the longest; -1 likewise.
 
 
+def longest_behind(lag_seconds: float, lag: int, group_id: str) -> tuple[float, int, str]:
+    """Return the key by which who is behind for the longest comes first, then by messages.
+
+    Who is behind for an unknown time stands before who isn't behind.
+    """
+    return -max(lag_seconds, 0), -lag, group_id
+
+
 def facts(core: Core, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
     """Yield each group once, in no order, and None whenever *turn* is over.
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from coordinator.group.core import Now
-from coordinator.group.facts import GroupFacts
+from coordinator.group.facts import GroupFacts, longest_behind
 from coordinator.group.lag import Turn
 from coordinator.http.routes import Pause, Refused
 from coordinator.http.turns import in_turns, sorted_in_turns
@@ -48,8 +48,7 @@ def _by_lag(row: GroupFacts) -> Key:
 
 
 def _by_lag_seconds(row: GroupFacts) -> Key:
-    # Who is behind for an unknown time stands before who isn't behind.
-    return -max(row.lag_seconds, 0), -row.lag, row.group_id
+    return longest_behind(row.lag_seconds, row.lag, row.group_id)
 
 
 def _by_members(row: GroupFacts) -> Key:

@@ -36,6 +36,7 @@ from coordinator.group.facts import (
     GroupFacts,
     TopicEndFacts,
     TopicFacts,
+    longest_behind,
     seconds,
     topic_end_facts,
 )
@@ -897,8 +898,7 @@ class Walk:
 
 
 def _worst_first(walked: _Walked) -> tuple[float, int, str]:
-    # Who is behind for an unknown time stands before who isn't behind.
-    return -max(walked.lag_seconds, 0), -walked.lag, walked.group.group_id
+    return longest_behind(walked.lag_seconds, walked.lag, walked.group.group_id)
 
 
 def _nearest_first(facts: PrincipalFacts) -> tuple[float, int, str]:

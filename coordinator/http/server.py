@@ -254,14 +254,7 @@ class HttpSessions:
         try:
             return entry.viewer(headers, peer)
         except NotKnown as exc:
-            entry.audit(
-                "access.refused",
-                peer.peer,
-                principal=ANONYMOUS,
-                api=f"{route.method} {route.template}",
-                what=shortened(path),
-                why=exc.detail,
-            )
+            _tell_refused(entry, peer.peer, ANONYMOUS, route, path, why=exc.detail)
             raise
 
     def _answer_at_once(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
@@ -345,15 +338,9 @@ class HttpSessions:
         self._count_for(request.viewer, 0, spent_s)
         if isinstance(refused, NotAllowed):
             assert self._entry is not None  # Else nobody is refused anything.
-            self._entry.audit(
-                "access.refused",
-                request.connection.peer,
-                principal=request.viewer.principal,
-                api=f"{route.method} {route.template}",
-                what=shortened(request.target),
-                error=refused.error.value,
-                why="no right to it",
-            )
+            peer, principal = request.connection.peer, request.viewer.principal
+            said = {"error": refused.error.value, "why": "no right to it"}
+            _tell_refused(self._entry, peer, principal, route, request.target, **said)
         session.refuse(refused)
 
     def _has_too_many_streams(self, session: HttpSession) -> bool:
@@ -485,6 +472,14 @@ class _PacedListener:
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
+
+
+def _tell_refused(
+    entry: "Entry", peer: str, principal: str | None, route: Route, what: str, **why: Any
+) -> None:
+    """Tell the audit what *principal* may not."""
+    api = f"{route.method} {route.template}"
+    entry.audit("access.refused", peer, principal=principal, api=api, what=shortened(what), **why)
 
 
 def _nothing() -> None:

@@ -20,8 +20,6 @@ from coordinator.config import ConfigError, Settings
 from coordinator.security.files import Look, look_at
 from protocol.acls import user_name_error
 
-PRINCIPAL_CHARACTERS_MAX: Final = 255
-
 # With forward secrecy, and authenticated: what is left of TLSv1.2 once the rest is taken away.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _VERIFY: Final = {
@@ -328,12 +326,8 @@ class PrincipalRules:
         """Return ``User:`` and the name. Raises NoPrincipal."""
         subject = certificate.subject.rfc4514_string()
         name = self._mapped(subject) if self._rules else _alternative_name(certificate) or subject
-        if not name or len(name) > PRINCIPAL_CHARACTERS_MAX or not name.isprintable():
-            raise NoPrincipal(
-                f"the name in its certificate is empty, has more than {PRINCIPAL_CHARACTERS_MAX} "
-                "characters, or some that can't be shown"
-            )
-        if why := user_name_error(name):
+        unshown = None if name.isprintable() else "it has characters that can't be shown"
+        if why := user_name_error(name) or unshown:
             raise NoPrincipal(f"the name in its certificate: {why}")
         return f"User:{name}"
 

@@ -401,12 +401,16 @@ class Gate:
         elif kind is m.DrainMemberRequest:
             self._drain(call, request, caller, now)
         else:
-            if kind in PRIVILEGED:
-                fields = {"principal": caller.principal, "peer": self._peer}
-                self._keeper.emit("access.used", {**fields, **_asked(request)})
-            elif kind in _TAKES_AWAY:
-                self._tell_used(request, caller, now)
-            self._dispatcher.dispatch(call, caller, now)
+            self._dispatch_allowed(call, request, caller, now)
+
+    def _dispatch_allowed(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
+        """Have it decided, and tell the audit if others live by what that may take."""
+        if type(request) in PRIVILEGED:
+            fields = {"principal": caller.principal, "peer": self._peer}
+            self._keeper.emit("access.used", {**fields, **_asked(request)})
+        elif type(request) in _TAKES_AWAY:
+            self._tell("access.used", request, caller, now)
+        self._dispatcher.dispatch(call, caller, now)
 
     def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
         """Have a log-in go on, or answer who is not known, or not any more."""
@@ -417,7 +421,7 @@ class Gate:
         elif self._access is None:
             stranger = caller._replace(principal=ANONYMOUS)  # Whatever its certificate says.
             why, error = "nobody has logged in", _E.ILLEGAL_SASL_STATE
-            self._tell(request, stranger, now, error=error, why=why)
+            self._tell("access.refused", request, stranger, now, error=error, why=why)
             call.fail(error, -1)
             self._client.close_after_answers("unauthenticated")
         else:
@@ -444,9 +448,7 @@ class Gate:
         if type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
             self._refuse_member(narrowed, request, caller, now)
         else:
-            if type(request) in _TAKES_AWAY:
-                self._tell_used(request, caller, now)
-            self._dispatcher.dispatch(narrowed, caller, now)
+            self._dispatch_allowed(narrowed, request, caller, now)
 
     # --- members ------------------------------------------------------------------------
 
@@ -494,7 +496,7 @@ class Gate:
         if verdict is None:
             return None
         if access.may_with_group(request.group_id, Operation.ALTER):
-            self._tell_used(request, caller, now)
+            self._tell("access.used", request, caller, now)
             return None
         self._tell_anothers(request, caller, now)
         return verdict
@@ -508,7 +510,7 @@ class Gate:
         named = [one for one in members if one.client_id == request.client_id]
         others = [one for one in named if caller.is_anothers(one.principal)]
         if others and access.may_with_group(request.group_id, Operation.ALTER):
-            self._tell_used(request, caller, now)
+            self._tell("access.used", request, caller, now)
         elif others:
             caller = caller._replace(only_own=True)
             if len(others) == len(named):
@@ -585,7 +587,7 @@ class Gate:
     ) -> None:
         error = 0 if answer is None else first_error(answer)
         why = "no right to all of it" if answer is None else "no right to it"
-        self._tell(request, caller, now, error=error or None, why=why)
+        self._tell("access.refused", request, caller, now, error=error or None, why=why)
 
     def _tell_anothers(
         self,
@@ -594,15 +596,10 @@ class Gate:
         now: Now,
         why: str = "the member id or instance id is another principal's",
     ) -> None:
-        self._tell(request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
+        error = _E.UNKNOWN_MEMBER_ID
+        self._tell("access.refused", request, caller, now, error=error, why=why)
 
-    def _tell(self, request: m.Request, caller: Caller, now: Now, **fields: Any) -> None:
-        self._tell_of("access.refused", request, caller, now, **fields)
-
-    def _tell_used(self, request: m.Request, caller: Caller, now: Now) -> None:
-        self._tell_of("access.used", request, caller, now)
-
-    def _tell_of(
+    def _tell(
         self, event: str, request: m.Request, caller: Caller, now: Now, **fields: Any
     ) -> None:
         principal, now_ms = caller.principal, now.mono_ms
