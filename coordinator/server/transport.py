@@ -328,7 +328,9 @@ class TlsTransport:
         end = min(len(data), taken + _SEND_TURN_BYTES)
         with memoryview(data) as view:
             while taken < end:
-                sent = self._send_record(view[taken : min(taken + RECORD_BYTES, end)])
+                # A traceback keeps what lives in the frame: the slice ends here, by itself.
+                with view[taken : min(taken + RECORD_BYTES, end)] as piece:
+                    sent = self._send_record(piece)
                 if not sent:
                     break
                 taken += sent

@@ -125,6 +125,30 @@ def test_what_counts_as_sent_has_left_however_little_room_there_is(
 
 
 @VERSIONS
+@given(sent=st.integers(0, 8))
+def test_a_send_that_raises_keeps_no_view_of_what_it_was_given(
+    version: ssl.TLSVersion, sent: int
+) -> None:
+    """The session clears its answers next, while the traceback may still be somewhere."""
+    server, peer = connected(version)
+    sends = iter(range(sent))
+    send_now = peer.wire.send_now
+
+    def send(data: bytes | bytearray) -> int:
+        if next(sends, None) is None:
+            raise ConnectionResetError
+        return send_now(data)
+
+    peer.wire.send_now = send  # type: ignore[method-assign]
+    unsent = bytearray(10 * RECORD_BYTES)
+    with pytest.raises(ConnectionResetError) as raised:
+        server.send_now(unsent)
+    unsent.clear()
+
+    assert raised.value.__traceback__ is not None
+
+
+@VERSIONS
 def test_what_openssl_has_of_a_connection_ends_when_it_closes(version: ssl.TLSVersion) -> None:
     """It is large, and the collector, which counts objects, would let it lie for long."""
     server, _ = connected(version)
