@@ -298,7 +298,8 @@ class PrincipalRules:
     """``ssl.principal.mapping.rules``: Kafka's (KIP-371), but that the patterns are RE2's.
 
     Without any, a certificate stands for what its extension SubjectAlternativeName has: the first
-    URI (SPIFFE's), else the first DNS name, else the first mail address, else its whole subject.
+    URI (SPIFFE's), else the first DNS name, else the first mail address, else its whole subject. A
+    certificate of which the extension can't be read (8-bit bytes, for example) is refused.
     """
 
     def __init__(self, text: str) -> None:
@@ -356,8 +357,10 @@ def _expanded(replacement: str, groups: tuple[str | None, ...]) -> str:
 def _alternative_name(certificate: x509.Certificate) -> str | None:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except x509.ExtensionNotFound:
         return None
+    except ValueError:
+        raise NoPrincipal("the alternative name in its certificate can't be read") from None
     kinds: Iterable[type[x509.UniformResourceIdentifier | x509.DNSName | x509.RFC822Name]] = (
         x509.UniformResourceIdentifier,
         x509.DNSName,

@@ -339,3 +339,32 @@ def test_a_certificate_for_every_name_is_nobodys() -> None:
 
     with pytest.raises(NoPrincipal, match="nobody in particular"):
         PrincipalRules("").principal_of(made)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        x509.UniformResourceIdentifier("spiffe://caf-/billing"),
+        x509.DNSName("caf-.example"),
+        x509.RFC822Name("caf-@example.org"),
+    ],
+)
+def test_a_certificate_whose_alternative_name_is_unreadable_names_nobody(
+    name: x509.GeneralName,
+) -> None:
+    """Its authority has named the client there: the subject may be the name of another one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "admin")])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(NOW)
+        .not_valid_after(NOW)
+        .add_extension(x509.SubjectAlternativeName([name]), critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.DER)
+    )
+    harmed = x509.load_der_x509_certificate(made.replace(b"caf-", b"caf\xe9"))
+
+    with pytest.raises(NoPrincipal, match="alternative name"):
+        PrincipalRules("").principal_of(harmed)
+    assert PrincipalRules("DEFAULT").principal_of(harmed) == "User:CN=admin"
