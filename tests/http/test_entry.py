@@ -495,7 +495,11 @@ async def test_a_page_without_tls_posts_nothing_to_one_with(autojump_clock: Mock
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"name":1}', b'{"name":"\xff"}', b'"' + b"x" * 5_000 + b'"']
+    "body",
+    [
+        *(b"", b"{", b"[]", b'{"name":1}', b'{"name":"\xff"}', b'"' + b"x" * 5_000 + b'"'),
+        b'{"else":' + b"[" * 4_000,  # Deeper than Python reads.
+    ],
 )
 async def test_a_body_that_is_no_log_in_is_refused(body: bytes, autojump_clock: MockClock) -> None:
     """Without a word of it: it may be a password."""
