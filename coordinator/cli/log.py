@@ -365,7 +365,7 @@ def _no_new_folder() -> str:
     type=click.IntRange(0, LEADER_EPOCH_ASKED_MAX),
     default=0,
     metavar="N",
-    help="Above every epoch that clients have seen, if the meta file is lost.",
+    help="Above every epoch that clients have seen, if meta is lost and the clock is wrong.",
 )
 @click.option("--verbose", is_flag=True, help="Tell all damage.")
 def repair_command(

@@ -58,7 +58,7 @@ NODES_MAX: Final = 64
     type=click.IntRange(0, LEADER_EPOCH_ASKED_MAX),
     default=0,
     metavar="N",
-    help="For a restored backup: above every epoch that clients have seen.",
+    help="Where the clock is or was wrong: above every epoch that clients have seen.",
 )
 @click.option(
     "--nodes",

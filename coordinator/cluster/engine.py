@@ -80,7 +80,7 @@ class Leader:
     """Who leads a journal. The version of its znode is the fence.
 
     Attributes:
-        epoch: Raised by one with every claim, renewal and hand-over.
+        epoch: Raised with every claim, renewal and hand-over.
         run: The life of the process, random; renewals keep it.
         session: Its session. Once that has ended, anyone may claim.
         claim: Of this one try to lead, random: what tells after a lost answer whose try it was.

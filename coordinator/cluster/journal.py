@@ -84,7 +84,14 @@ from coordinator.cluster.engine import (
 from coordinator.cluster.errors import ClusterRefused, LogBroken
 from coordinator.cluster.follower import SnapshotReader, Tail
 from coordinator.log.errors import BatchTooLarge, LogCorrupt, LogError, LogFailed
-from coordinator.log.format import BATCH_BYTES_MAX, HEADER_BYTES, Batch, Flush, encode_batch
+from coordinator.log.format import (
+    BATCH_BYTES_MAX,
+    HEADER_BYTES,
+    Batch,
+    Flush,
+    encode_batch,
+    epoch_by_clock,
+)
 
 # So long a connection may be away before anyone is told.
 PAUSE_MS: Final = 1_000
@@ -209,6 +216,7 @@ class ReplicatedJournal:
         session_timeout_ms: int,
         follow_interval_ms: int,
         keep_bytes: int = 0,
+        wall_offset_ms: int = 0,
     ) -> None:
         """Follow a journal, of which nothing is known yet.
 
@@ -219,6 +227,7 @@ class ReplicatedJournal:
             session_timeout_ms: After so long without a connection another node may lead.
             follow_interval_ms: The log is read so often, at most, while another node leads.
             keep_bytes: So much of the log is kept, at least, where a snapshot has it, too.
+            wall_offset_ms: The time of day less the monotonic time.
         """
         self.number = number
         self.partitions = partitions
@@ -231,7 +240,7 @@ class ReplicatedJournal:
         self._new_id = new_id
         self._session_timeout_ms = session_timeout_ms
         self._follow_interval_ms = follow_interval_ms
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._wall_offset_ms = keep_bytes, wall_offset_ms
         self._role = Role.FOLLOWING
         self._now_ms = 0
         self._out: list[Effect] = []
@@ -684,7 +693,7 @@ class ReplicatedJournal:
             assert self._term is not None
             if self._term.session == me.session:
                 break
-            renewed = self._term_of(me, self._term.epoch + 1, is_moved=self._term.is_moved)
+            renewed = self._term_of(me, self._term, is_moved=self._term.is_moved)
             self._tries.add(renewed.claim)
             reply = yield self._set_leader(self._fence, renewed)
             if reply.code is Code.OK:
@@ -722,7 +731,10 @@ class ReplicatedJournal:
         if reply.value.index < applied:
             self._fail(f"the log ends before entry {applied}: data was lost", LogCorrupt)
 
-    def _term_of(self, member: Member, epoch: int, *, is_moved: bool = False) -> Leader:
+    def _term_of(self, member: Member, after: Leader | None, *, is_moved: bool = False) -> Leader:
+        # By the clock, too: an ensemble that was set back, or is empty, knows too low an epoch.
+        by_clock = epoch_by_clock(self._now_ms + self._wall_offset_ms)
+        epoch = by_clock if after is None else max(after.epoch + 1, by_clock)
         node, run, session = member
         return Leader(epoch, node, run, session, self._new_id(), is_moved=is_moved)
 
@@ -746,7 +758,7 @@ class ReplicatedJournal:
             if leader.is_frozen or not has_ended:
                 self._role = Role.FOLLOWING
                 return
-        claimed = self._term_of(me, 1 if leader is None else leader.epoch + 1)
+        claimed = self._term_of(me, leader)
         reply = yield self._set_leader(version, claimed)
         if reply.code is Code.OK:
             self._take_over(claimed, version + 1)
@@ -825,7 +837,7 @@ class ReplicatedJournal:
         assert self._term is not None
         assert self._successor is not None
         to, is_move = self._successor
-        given = self._term_of(to, self._term.epoch + 1, is_moved=is_move)
+        given = self._term_of(to, self._term, is_moved=is_move)
         self._given = given.claim
         self._tries.add(given.claim)
         reply = yield self._set_leader(self._fence, given)

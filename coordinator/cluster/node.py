@@ -93,6 +93,7 @@ class ClusterNode:
         session_timeout_ms: int,
         follow_interval_ms: int,
         keep_bytes: int = 0,
+        wall_offset_ms: int = 0,
     ) -> None:
         """Be a node that is about to start.
 
@@ -103,6 +104,7 @@ class ClusterNode:
             session_timeout_ms: As the engine was asked for.
             follow_interval_ms: How often a journal is read at most that another node leads.
             keep_bytes: So much of each log is kept for who follows the changes of offsets.
+            wall_offset_ms: The time of day less the monotonic time, for epochs.
         """
         self._layout = layout
         self.journals: Sequence[ReplicatedJournal] = [
@@ -113,6 +115,7 @@ class ClusterNode:
                 session_timeout_ms=session_timeout_ms,
                 follow_interval_ms=follow_interval_ms,
                 keep_bytes=keep_bytes,
+                wall_offset_ms=wall_offset_ms,
             )
             for number in range(layout.journals)
         ]

@@ -102,6 +102,9 @@ SECRET_BYTES: Final = 16
 LENGTH_MIN: Final = HEADER.size - PREFIX_BYTES
 # The largest batch of format 1 gets a check when it is compacted.
 LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX_BYTES + CHECK.size
+# The highest leader epoch that a clock gives, that of the year 2990.
+_CLOCK_EPOCH_MAX: Final = 2**29
+_MINUTE_MS: Final = 60_000
 # Behind a sealed segment's index: its length and crc, and the magic bytes.
 TRAILER: Final = struct.Struct(">II8s")
 MAGIC: Final = b"OFFINDEX"
@@ -168,6 +171,15 @@ class Batch(Struct, frozen=True, gc=False):
         base_offset = self.base_offset
         singles = chain.from_iterable(map(split_item, self.items))
         return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in singles])
+
+
+def epoch_by_clock(wall_ms: int) -> int:
+    """Return the lowest leader epoch that a start takes at that time of day: minutes since 1970.
+
+    A restored copy of a folder, or an empty one, so begins above the epochs of all earlier starts,
+    unless these came more often than once a minute.
+    """
+    return min(max(wall_ms // _MINUTE_MS, 1), _CLOCK_EPOCH_MAX)
 
 
 @dataclass(frozen=True, slots=True)

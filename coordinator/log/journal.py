@@ -130,7 +130,7 @@ class Journal:
             node_id: Must be what the folder was made with.
             new_cluster_id: Called once, at the first start.
             new_secret: Called once, too, or when a folder of format 1 is opened: 16 random bytes.
-            leader_epoch_at_least: For a restored backup; 0 otherwise.
+            leader_epoch_at_least: By the clock, or what an operator says.
             cluster_id: Must be the folder's; "" takes any.
             zeros_bytes: So much of the newest segment is zeroed at a time, for flushes to come.
 

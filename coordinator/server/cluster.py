@@ -74,11 +74,12 @@ class ClusterLogs:
             log.info("log.created", cluster_id=found.cluster_id)
         for server, reason in found.unknown.items():
             log.warning("zookeeper.release_unknown", server=server, reason=reason)
+        now = environment.now()
         machine = ClusterNode(
             registration=Registration(
                 settings.node_id,
                 tuple(f"{address.scheme}://{address}" for address in told),
-                environment.wall_clock_ms(),
+                now.wall_ms,
                 _new_id(),
                 FORMATS,
                 is_ready=False,
@@ -88,6 +89,7 @@ class ClusterLogs:
             session_timeout_ms=settings.cluster_session_timeout_ms,
             follow_interval_ms=FOLLOW_INTERVAL_MS,
             keep_bytes=settings.cluster_tail_bytes,
+            wall_offset_ms=now.wall_ms - now.mono_ms,
         )
         self.store = self.coordination = Replication(
             machine,

@@ -31,7 +31,7 @@ from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.group.totals import Totals
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
-from coordinator.log.format import SECRET_BYTES
+from coordinator.log.format import SECRET_BYTES, epoch_by_clock
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import Compaction, RunChild, compact_in_child
 from coordinator.runtime.coordination import Coordination, EmbeddedCoordination, Leader
@@ -246,7 +246,9 @@ class FolderLogs:
             node_id=settings.node_id,
             new_cluster_id=new_cluster_id,
             new_secret=partial(secrets.token_bytes, SECRET_BYTES),
-            leader_epoch_at_least=leader_epoch_at_least,
+            leader_epoch_at_least=max(
+                leader_epoch_at_least, epoch_by_clock(environment.wall_clock_ms())
+            ),
             cluster_id=settings.cluster_id,
         )
         for name, details in journal.recovery_events:

@@ -10,9 +10,11 @@ from coordinator.cluster.engine import (
     Leader,
     ReadEntries,
     ReadLeader,
+    ReadNode,
     ReadSnapshot,
     Reply,
     Request,
+    SetLeader,
     Snapshot,
     WatchEntry,
 )
@@ -22,6 +24,7 @@ from tests.cluster.test_follower import unit
 ME: Final = Member(1, "a", 11)
 OTHER: Final = Leader(5, 2, "b", 22, "00" * 16)
 GIVEN: Final = Leader(6, 1, "a", 11, "11" * 16)
+ABOVE: Final = Leader(30_000_006, 2, "b", 22, "22" * 16)
 NOTHING: Final = Reply(Code.OK, ())
 NO_SNAPSHOT: Final = Reply(Code.OK, Snapshot())
 
@@ -32,8 +35,8 @@ def sent(effects: Sequence[Effect]) -> Request:
     return request
 
 
-def new_journal() -> ReplicatedJournal:
-    """Return a journal of which nothing is known yet."""
+def new_journal(wall_ms: int = 0) -> ReplicatedJournal:
+    """Return a journal of which nothing is known yet, at this time of day."""
     ids = count()
     return ReplicatedJournal(
         0,
@@ -41,6 +44,7 @@ def new_journal() -> ReplicatedJournal:
         new_id=lambda: f"{next(ids):032x}",
         session_timeout_ms=6_000,
         follow_interval_ms=50,
+        wall_offset_ms=wall_ms,
     )
 
 
@@ -86,3 +90,21 @@ def test_a_look_that_finds_less_than_it_asked_for_has_seen_the_end() -> None:
         assert journal.caught_up == caught_up
         if not caught_up:
             entries = sent(effects)
+
+
+def test_a_claim_has_an_epoch_above_all_that_was_told_before_it() -> None:
+    """The ensemble may have been set back, or wiped: what stands in it is no measure then."""
+    minutes = 30_000_000
+    for stored, claimed in ((None, minutes), (OTHER, minutes), (ABOVE, minutes + 7)):
+        journal = new_journal(wall_ms=minutes * 60_000)
+        look = sent(journal.registered(ME, 0))
+        snapshot = sent(journal.replied(look, Reply(Code.OK, stored, 7), 0))
+        entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+        journal.replied(sent(journal.replied(entries, NOTHING, 0)), Reply(Code.MISSING), 0)
+        request = sent(journal.claim(59_999))
+        request = sent(journal.replied(request, Reply(Code.OK, stored, 7), 59_999))
+        if isinstance(request, ReadNode):
+            request = sent(journal.replied(request, Reply(Code.MISSING), 59_999))
+
+        assert isinstance(request, SetLeader)
+        assert request.leader.epoch == claimed

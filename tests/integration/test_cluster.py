@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -184,9 +185,11 @@ def elections(made: Ensemble) -> int:
 def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
     """Whoever is woken sees which part is not well, and all nodes together lead everything."""
     where = f"{zookeeper.hosts}/cluster/{next(_numbers)}"
+    minutes = int(time.time() // 60)
     with cluster(where, SESSION, "http.listeners=127.0.0.1:0", "max.log.bytes=5", nodes=2) as nodes:
         until(lambda: len(nodes.events("journal.led")) >= JOURNALS, "leaders")
         assert len(nodes.events("log.created")) == 1
+        assert min(one["leader_epoch"] for one in nodes.events("journal.led")) >= minutes
         texts = [get(daemon, "/metrics")[1] for daemon in nodes.running.values()]
         led = [re.search(r"^group_coordinator_journals_led (\S+)$", t, re.MULTILINE) for t in texts]
         assert sum(float(one[1]) for one in led if one) == JOURNALS

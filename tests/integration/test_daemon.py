@@ -1,5 +1,6 @@
 """The daemon as an operator has it: a process, a folder, signals and exit statuses."""
 
+import shutil
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.integration
 
 EXIT_REFUSED = 78
 EXIT_WRITE_FAILED = 74
+OF_EPOCH_1 = Path(__file__).parents[1] / "fixtures" / "previous_release" / "clean"
 HELLO = ApiVersionsRequest("test", "test", "1")
 
 
@@ -420,3 +422,17 @@ def test_a_process_that_is_killed_restarts_with_a_higher_epoch(tmp_path: Path) -
         one.kill()
 
     assert epochs == sorted(set(epochs))
+
+
+def test_a_restored_folder_a_copy_and_an_empty_one_begin_at_the_minutes_of_the_clock(
+    tmp_path: Path,
+) -> None:
+    """They begin above all that was announced before, and nothing has to tell them apart."""
+    folders = [tmp_path / name for name in ("restored", "copy", "empty")]
+    for folder in folders[:2]:
+        shutil.copytree(OF_EPOCH_1, folder)
+    for folder in folders:
+        minutes = int(time.time() // 60)
+        with daemon(folder, "offsets.topic.num.partitions=4") as one:
+            epoch = one.ready().wait_for("listening")["leader_epoch"]
+        assert minutes <= epoch <= int(time.time() // 60)

@@ -11,7 +11,7 @@ import pytest
 from coordinator.log.errors import LogFailed, LogIncompatible, LogRefused
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
-from coordinator.log.offline.repair import EPOCHS_UNKNOWN, Wanted, known_cluster_id, repaired_meta
+from coordinator.log.offline.repair import Wanted, known_cluster_id, repaired_meta
 from coordinator.log.offline.survey import survey
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import (
@@ -210,7 +210,7 @@ def test_without_a_meta_file_what_it_said_must_be_told() -> None:
 
     assert loaded(disk) == list(range(COUNT))
     journal = opened(disk, cluster_id=CLUSTER_ID)
-    assert journal.leader_epoch == 1 + EPOCHS_UNKNOWN + 1
+    assert journal.leader_epoch == 3
 
 
 def test_the_leader_epoch_of_a_lost_meta_file_can_be_told() -> None:
@@ -224,7 +224,7 @@ def test_the_leader_epoch_of_a_lost_meta_file_can_be_told() -> None:
 
 
 def test_a_meta_file_older_than_the_log_gets_an_epoch_above_all() -> None:
-    """Its own would be given out a second time."""
+    """Its own would be given out a second time; of runs that wrote nothing the clock is above."""
     disk = made()
     old = disk.files()["meta"]
     journal = opened(disk)
@@ -235,7 +235,7 @@ def test_a_meta_file_older_than_the_log_gets_an_epoch_above_all() -> None:
     repaired(disk)
 
     assert loaded(disk) == [*range(COUNT), COUNT]
-    assert opened(disk).leader_epoch > EPOCHS_UNKNOWN
+    assert opened(disk).leader_epoch == 4
 
 
 def test_files_of_two_clusters_are_kept_apart_once_it_is_told_whose_it_is() -> None:

@@ -87,6 +87,7 @@ class Host:
             session_timeout_ms=SESSION_TIMEOUT_MS,
             follow_interval_ms=50,
             keep_bytes=cluster.settings.cluster_tail_bytes,
+            wall_offset_ms=WALL_MS,
         )
         self.environment = surroundings = environment(
             submit=_nothing,

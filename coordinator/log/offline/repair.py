@@ -20,7 +20,7 @@ the marker of a clean stop and the quarantine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -55,9 +55,6 @@ from coordinator.log.state_files import (
     write_manifest,
     write_meta,
 )
-
-# A run that wrote nothing leaves no trace of its epoch; so many of them are allowed for.
-EPOCHS_UNKNOWN: Final = 1_000_000
 
 # From the bytes that were lost: what to append to which partition.
 Fences = Callable[[int], Iterable[tuple[int, Sequence[Entry]]]]
@@ -188,11 +185,9 @@ def repaired_meta(plan: Plan, wanted: Wanted, new_secret: Callable[[], bytes]) -
         message = f"without a good file {META_NAME!r} say what was in it: {', '.join(unknown)}"
         raise LogRefused(message)
     assert node_id is not None
-    if old is None or plan.leader_epoch > old.leader_epoch:
-        leader_epoch = plan.leader_epoch + EPOCHS_UNKNOWN
-    else:
-        leader_epoch = old.leader_epoch + 1
-    leader_epoch = checked_epoch(max(leader_epoch, wanted.leader_epoch_at_least))
+    # A run that wrote nothing leaves no trace of its epoch; the clock of the next start is above.
+    known = max(plan.leader_epoch, 0 if old is None else old.leader_epoch)
+    leader_epoch = checked_epoch(max(known + 1, wanted.leader_epoch_at_least))
     key = survey.key or FlushKey(new_secret())
     return Meta(FORMAT, cluster_id, node_id, num_partitions, leader_epoch, key)
 
