@@ -255,8 +255,9 @@ class Registry:
         self._names: list[str] | None = None  # Of the topics that aren't deleted, sorted.
         self._changes: list[TopicChange] = []  # By version; each topic's latest is there.
         self._by_topic: dict[str, list[TopicChange]] = {}  # The same.
-        # Deletions up to this version may be missing in the changes.
+        # Changes up to this version may be missing: the log that was loaded had lost some.
         self._complete_since = 0
+        self._seen_version = 0  # Of the latest change that was replayed.
         self._kept: dict[str, _Matches] = {}  # By pattern, the one used last at the end.
         self.ends_history = EndsHistory()
 
@@ -269,6 +270,7 @@ class Registry:
         elif type(record) is TopicRegistered:
             return self._register(record)
         elif type(record) is RegistryChanged:
+            self._see(record.version, record.version)
             self.version = record.version
             self.last_deletion_version = record.last_deletion_version
         elif type(record) is TopicForgotten:
@@ -287,13 +289,25 @@ class Registry:
             return None
         if before is None or topic.is_deleted:
             self._names = None
+        self._see(topic.version, topic.version - 1)
         count = 0 if before is None else before.partition_count
         change = TopicChange(topic.version, record.topic, count, topic.open_partitions)
         self._changes.append(change)
         self._by_topic.setdefault(record.topic, []).append(change)
         if len(self._changes) > 2 * len(self.topics) + CHANGES_SLACK:
+            self._complete_since = self._seen_version
             self.fold_changes()
         return change
+
+    def _see(self, version: int, before: int) -> None:
+        """Note a change; unless it is the next one, changes up to the version *before* it are lost.
+
+        Versions have no gaps, but for what a compaction has dropped: a follower has seen them all.
+        """
+        if version > self._seen_version:
+            if before > self._seen_version:
+                self._complete_since = before
+            self._seen_version = version
 
     def _count(self, name: str, topic: Topic | None, by: int) -> None:
         if topic is None:
@@ -305,14 +319,20 @@ class Registry:
         share.count_log(by * _log_bytes(name, topic))
 
     def fold_changes(self) -> None:
-        """Keep the latest change of each topic that is there, without what it was before."""
-        self._changes = sorted(
+        """Where changes may be missing, keep the latest of each topic, without what was before."""
+        known = self._complete_since
+        folded = sorted(
             TopicChange(topic.version, name, UNKNOWN_COUNT, topic.open_partitions)
             for name, topic in self.topics.items()
+            if topic.version <= known
         )
-        self._by_topic = {change.topic: [change] for change in self._changes}
-        newest = self._changes[-1].version if self._changes else 0
-        self._complete_since = max(newest, self.version)
+        newer = [change for change in self._changes if change.version > known]
+        if known:  # Of a topic that seems to be new, what it was may be among what is missing.
+            newer = [c if c.before else c._replace(before=UNKNOWN_COUNT) for c in newer]
+        self._changes = folded + newer
+        self._by_topic = {}
+        for change in self._changes:
+            self._by_topic.setdefault(change.topic, []).append(change)
         self._kept.clear()
 
     def hard_state(self) -> HardRegistry:

@@ -97,7 +97,8 @@ class Topics:
         """Start to serve; deletions that were not finished are changes once more."""
         self._is_loaded = True
         self.registry.fold_changes()
-        self._changes = [c for c in self.registry.changes_since(0) if not c.after]
+        deleted = {one.version for one in self.registry.topics.values() if one.is_deleted}
+        self._changes = [c for c in self.registry.changes_since(0) if c.version in deleted]
 
     def reset(self) -> None:
         """Forget everything."""

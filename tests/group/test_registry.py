@@ -577,3 +577,36 @@ def test_an_unknown_topic_of_a_list_is_named_with_its_error() -> None:
         ("x", 3, -1),
         ("t", 0, 1),
     ]
+
+
+@given(STEPS, st.integers(0, 40), st.integers(0, 5))
+def test_a_log_tells_of_each_deletion_or_that_it_may_have_lost_some(
+    steps: list[tuple[str, str, int]], compacted: int, leads: int
+) -> None:
+    """Any prefix of it may be compacted. A whole log has them all, however often it is led."""
+    context = TopicsContext()
+    deleted = []
+    for what, name, number in steps:
+        if what == "register":
+            context.register({name: number}, {0: (f"h{number}",)})
+        elif what == "delete" and context.delete_topics(name) == [0]:
+            deleted.append((context.topics.registry.version, name))
+        elif what == "purge":
+            context.advance(0)
+    records = context.topic_records
+    for is_whole in (True, False):
+        shard = NodeShard(Registry())
+        log = records if is_whole else [*last_per_key(records[:compacted]), *records[compacted:]]
+        for record in log:
+            shard.replay(roundtrip(record))
+        for _ in range(1 + leads):
+            shard.loaded(context.now)
+        registry = shard.registry
+        assert registry.number_of_changes_since(0) == len(
+            {change.version for change in registry.changes_since(0)}
+        )
+        for version in range(registry.version + 1):
+            told = {c.topic for c in registry.changes_since(version) if not c.after}
+            is_sure = not registry.may_miss_deletions_since(version)
+            assert is_sure or not is_whole
+            assert not is_sure or told >= {name for at, name in deleted if at > version}

@@ -107,7 +107,7 @@ def test_a_group_notes_no_change_that_the_log_may_lose() -> None:
     context.topic_records = elsewhere.topic_records
     context.crash()
 
-    assert context.why() == "topic flights has 8 partitions now"
+    assert context.why() == "topic flights grew from 6 to 8"
 
 
 def test_a_group_rebalances_for_no_change_that_the_log_may_lose() -> None:
@@ -297,8 +297,14 @@ def test_a_change_during_the_join_phase_needs_no_other_rebalance() -> None:
     assert context.why() == ""
 
 
+@pytest.mark.parametrize(
+    ("is_compacted", "why"),
+    [(False, "topic flights grew from 6 to 8"), (True, "topic flights has 8 partitions now")],
+)
 @pytest.mark.parametrize("told", [False, True])
-def test_a_crash_between_the_change_and_the_group_loses_nothing(told: bool) -> None:
+def test_a_crash_between_the_change_and_the_group_loses_nothing(
+    told: bool, is_compacted: bool, why: str
+) -> None:
     """The group's record says what its assignment knew."""
     context = Readers()
     context.register({"flights": 6})
@@ -306,9 +312,9 @@ def test_a_crash_between_the_change_and_the_group_loses_nothing(told: bool) -> N
     context.register({"flights": 8})
     if told:
         context.advance(0)
-    context.crash()
+    context.crash(is_compacted=is_compacted)
 
-    assert context.why() == "topic flights has 8 partitions now"
+    assert context.why() == why
 
     context.run(["flights"])
     context.crash()
@@ -332,21 +338,50 @@ def test_a_group_whose_log_knew_of_a_change_that_is_lost_sees_the_next_one() -> 
     assert context.why() == "topic flights grew from 6 to 7"
 
 
-def test_a_topic_that_was_deleted_and_forgotten_before_a_crash_still_counts() -> None:
-    """Nothing in the registry tells of it any more, but for the version of the last deletion."""
+@pytest.mark.parametrize(
+    ("is_compacted", "why"),
+    [
+        (False, "topic flights was deleted"),
+        (True, "topic flights is not registered, and topics were deleted"),
+    ],
+)
+def test_a_topic_that_was_deleted_and_forgotten_before_a_crash_still_counts(
+    is_compacted: bool, why: str
+) -> None:
+    """If the log lost its deletion, only the version of the last one tells of that."""
     context = Readers()
     context.register({"flights": 6})
     context.run(["flights"], ["flights-0"])
     context.delete_topics("flights")
     context.advance(0)
-    context.crash()
+    context.crash(is_compacted=is_compacted)
 
-    assert context.why() == "topic flights is not registered, and topics were deleted"
+    assert context.why() == why
 
     context.run(["flights"])
-    context.crash()
+    context.crash(is_compacted=is_compacted)
 
     assert context.why() == ""
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_deletion_rebalances_no_group_of_an_unregistered_topic_unless_the_log_lost_it(
+    is_compacted: bool,
+) -> None:
+    """A log that has the deletion says that it was another topic, whoever reads it when."""
+    context = Readers()
+    context.run(["flights"])
+    context.register({"trains": 6})
+    context.delete_topics("trains")
+    context.advance(0)
+    context.topics.loaded(context.now)  # As at a change of leaders.
+
+    assert context.why() == ""
+
+    context.crash(is_compacted=is_compacted)
+
+    lost = "topic flights is not registered, and topics were deleted"
+    assert context.why() == (lost if is_compacted else "")
 
 
 def test_a_group_that_reads_an_unregistered_topic_is_left_alone() -> None:

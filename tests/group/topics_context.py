@@ -62,10 +62,11 @@ class TopicsContext(Context):
             registry=self.topics.registry,
         )
 
-    def crash(self, lost_batches: int = 0) -> None:
+    def crash(self, lost_batches: int = 0, *, is_compacted: bool = False) -> None:
         """Lose all soft state, of the registry first, as a node loads it first."""
         self.topics = NodeShard(Registry())
-        for record in self.topic_records:
+        records = self.topic_records
+        for record in last_per_key(records) if is_compacted else records:
             self.topics.replay(roundtrip(record))
         assert self.topics.loaded(self.now) == []
         super().crash(lost_batches)

@@ -1179,6 +1179,74 @@ async def test_a_group_hears_what_became_of_topics_while_nobody_led_it(
         assert beaten == ErrorCode.REBALANCE_IN_PROGRESS
 
 
+async def forget_a_topic(here: Cluster, registrar: Host) -> None:
+    """Register a topic of nobody, delete it, and wait until nothing but its deletion is known."""
+    await register(registrar, "other")
+    await delete(here, "other")
+    await until(lambda: not any(holds(host, "other") for host in here.hosts.values()))
+
+
+def is_led(here: Cluster) -> bool:
+    """Say whether every journal is led, that of the topics too."""
+    registrars = [host for host in here.hosts.values() if host.node.registry.refusal() is None]
+    return here.is_settled and len(registrars) == 1
+
+
+async def test_a_deleted_topic_rebalances_no_group_of_others_at_a_change_of_leaders(
+    autojump_clock: MockClock,
+) -> None:
+    """A follower has seen the deletion: a topic that was never registered is not that one."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        member_id, generation = await become_member(old.connect())
+        await forget_a_topic(here, here.registrar)
+
+        async def goes_on() -> bool:
+            await until(lambda: is_led(here))
+            await trio.sleep(0.5)  # Groups are told of topics in slices.
+            beaten = await error_of(here.leader_of("g").connect(), beat(member_id, generation))
+            return beaten == 0
+
+        move(old, new := here.other_than(old))
+        await until(lambda: new.serves("g"))
+        assert await goes_on()
+        registrar, other = here.registrar, here.other_than(here.registrar)
+        registrar.store.move(0, other.number, lambda _: None)
+        await until(lambda: other.node.registry.refusal() is None)
+        assert await goes_on()
+        here.kill(dead := here.leader_of("g"))
+        here.end_session(dead)
+        assert await goes_on()
+        again = here.start(dead.number)  # It reads the whole log, and the deletion in that.
+        await until(lambda: again.node.ready and is_led(here))
+        await trio.sleep(1)  # All have heard that it is ready.
+        if (old := here.leader_of("g")) is not again:
+            move(old, again)
+        await until(lambda: again.serves("g"))
+        assert await goes_on()
+        assert not any(host.told("group.rebalance_started") for host in (again, new, other))
+
+
+async def test_a_node_that_loads_what_a_snapshot_left_of_deletions_rebalances(
+    autojump_clock: MockClock,
+) -> None:
+    """The topic that the group reads may have been deleted: only a rebalance is sure."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        member_id, generation = await become_member(old.connect())
+        await forget_a_topic(here, here.registrar)
+        assert await error_of(here.registrar.connect(), CompactLogRequest()) == 0
+        new = here.start(77)
+        await until(lambda: here.is_settled)
+        await trio.sleep(1)  # All have heard that it is ready.
+        move(old, new)
+        await until(lambda: new.serves("g"))
+        await trio.sleep(0.5)  # Groups are told of topics in slices.
+
+        beaten = await error_of(new.connect(), beat(member_id, generation))
+        assert beaten == ErrorCode.REBALANCE_IN_PROGRESS
+
+
 async def test_nothing_is_said_to_be_removed_before_that_is_in_the_log(
     autojump_clock: MockClock,
 ) -> None:
