@@ -64,12 +64,14 @@ class ZooKeeperServer:
 
     Attributes:
         port: Where its clients connect.
+        data: What it keeps, but for its number.
     """
 
     def __init__(
         self, folder: Path, port: int, settings: Mapping[str, str], jvm: Sequence[str]
     ) -> None:
         self.port = port
+        self.data = folder / "data" / "version-2"
         self._folder = folder
         self._command = server_command(folder, port, settings, jvm)
         self._process: subprocess.Popen[bytes] | None = None

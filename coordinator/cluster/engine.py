@@ -336,6 +336,8 @@ class WriteChunk:
 class Install:
     """Make *snapshot* the newest one, fenced. OK, FENCED; CONFLICT: another one was installed.
 
+    MISSING: its chunks are gone.
+
     Attributes:
         snapshot_version: Of the one that it replaces, as `ReadSnapshot` told.
     """

@@ -36,14 +36,15 @@ class Tail:
 
     Attributes:
         applied: The last index that was read or written, of a unit that is not whole, too.
-        checksum: Of that entry; None if it was never seen, as it is in the snapshot.
+        newest: The index and the bytes of the last entry that was read or written, whether its
+            batches were taken or not; no bytes if the snapshot alone has it.
         ends: Partition -> end offset, as far as the batches were taken.
         is_dropped: Nobody wants its batches any more.
     """
 
     def __init__(self) -> None:
         self.applied = 0
-        self.checksum: int | None = None
+        self.newest: tuple[int, bytes | None] = (0, None)
         self.ends: dict[int, int] = {}
         self.is_dropped = False
         self._joiner = Joiner()
@@ -58,12 +59,16 @@ class Tail:
     # --- what is read -------------------------------------------------------------------
 
     def take(self, entries: Sequence[bytes]) -> Iterator[Batch]:
-        """Yield the batches of the *entries* that follow what is applied.
+        """Return the batches of the *entries* that follow what is applied.
 
-        Raises:
+        The iterator raises:
             LogCorrupt: Damage, or nothing that may follow.
             LogIncompatible: A newer release wrote it.
         """
+        self.newest = self.applied + len(entries), entries[-1]
+        return self._take(entries)
+
+    def _take(self, entries: Sequence[bytes]) -> Iterator[Batch]:
         for data in entries:
             if self.is_dropped:
                 return
@@ -73,7 +78,7 @@ class Tail:
             if not part.part:
                 self._first_of_unit, self._unit_bytes = index, 0
             self._unit_bytes += len(data)
-            self.applied, self.checksum = index, part.crc32
+            self.applied = index
             if body is not None:
                 self._note_unit(self._first_of_unit, index, self._unit_bytes)
                 yield from self._taken(body, self._first_of_unit)
@@ -97,7 +102,8 @@ class Tail:
 
     def loaded(self, snapshot: Snapshot) -> None:
         """Go on behind *snapshot*, all of which was taken."""
-        self.applied, self.checksum = snapshot.index, None
+        self.applied = snapshot.index
+        self.newest = snapshot.index, None
         # A fold may have dropped the last entries of a partition.
         self.ends.update(snapshot.ends)
 
@@ -141,7 +147,7 @@ class Tail:
         """
         first = self.applied + 1
         self.applied += len(entries)
-        self.checksum = decode(entries[-1], self.applied).crc32
+        self.newest = self.applied, entries[-1]
         self._note_unit(first, self.applied, sum(map(len, entries)))
         for partition, base_offset, end_offset in batches:
             self._note(partition, base_offset, first)

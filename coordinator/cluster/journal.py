@@ -95,6 +95,7 @@ from coordinator.log.format import (
 
 # So long a connection may be away before anyone is told.
 PAUSE_MS: Final = 1_000
+DATA_WAS_LOST: Final = "data was lost, as when ZooKeeper is set back to a backup"
 
 
 class Member(NamedTuple):
@@ -491,8 +492,8 @@ class ReplicatedJournal:
             LogFailed: It was trimmed meanwhile, the connection broke, or this node does not lead
                 any more: ask again.
         """
-        # Whoever asks may have waited: what it saw of this journal then may be over.
-        if not self.is_leading or from_offset < self.compacted_below.get(partition, 0):
+        # The request may have waited: the lead that it saw then may be over.
+        if not self._may_write or from_offset < self.compacted_below.get(partition, 0):
             raise LogFailed(f"offset {from_offset} of partition {partition} is out of reach")
         index, end = self._tail.place_of(partition, from_offset), self._tail.applied
         found: list[Batch] = []
@@ -500,7 +501,7 @@ class ReplicatedJournal:
         while index is not None and index <= end and (read_bytes < max_bytes or not found):
             count = min(READ_ENTRIES_MAX, end + 1 - index)
             reply = yield ReadEntries(self.number, index, count)
-            if reply.code is not Code.OK or not reply.value:
+            if reply.code is not Code.OK or not reply.value or not self._may_write:
                 raise LogFailed(f"entry {index} can't be read: {reply.code.name}")
             for data in reply.value:
                 body = joiner.take(index, log_entries.decode(data, index))
@@ -539,10 +540,7 @@ class ReplicatedJournal:
         self._me, self._session, self._away_since_ms = me, me.session, None
         if self._role is Role.CLAIMING:
             self._role = Role.FOLLOWING
-        if self._role is Role.DEPOSED:
-            self._begin_control(self._find_fate())
-        else:
-            self._begin_control(self._settle(verify=is_new))
+        self._begin_control(self._go_back_to_work())
         return self._done()
 
     def replied(self, request: Request, reply: Reply, now_ms: int) -> list[Effect]:
@@ -620,6 +618,9 @@ class ReplicatedJournal:
         self._control = self._reader = None
         self._out.append(Failed(kind(f"journal {self.number}: {reason}")))
 
+    def _lost(self, what: str) -> None:
+        self._fail(f"{what}: {DATA_WAS_LOST}", LogCorrupt)
+
     def _refused(self, request: Request, reply: Reply) -> None:
         if isinstance(request, RemoveChunks | Trim | ListChunks):
             # Left to the next one: somebody writes there, who is no leader.
@@ -666,19 +667,23 @@ class ReplicatedJournal:
             self._look_again = True
             return
         self._look_again = False
-        self._begin_control(self._settle(verify=False))
+        self._begin_control(self._settle())
 
-    def _settle(self, *, verify: bool) -> Asking:
+    def _go_back_to_work(self) -> Asking:
+        """Verify what this node knows of the journal, as a connection broke; then go on."""
+        yield from self._verify()
+        if self._role is Role.DEPOSED:
+            yield from self._find_fate()
+        elif self._role is not Role.FAILED:
+            yield from self._settle()
+
+    def _settle(self) -> Asking:
         """See who leads, and act upon it: follow, take over, renew, go on, or be deposed."""
-        if verify and self._is_loaded:
-            yield from self._verify()
-            if self._role is Role.FAILED:
-                return
         while True:
             reply = yield ReadLeader(self.number)
             leader, version = reply.value, reply.version
-            if reply.code is not Code.OK or version < max(self._version, self._fence):
-                self._fail("what is known of its leader is gone: data was lost", LogCorrupt)
+            if _is_older(reply, max(self._version, self._fence), self.leader):
+                self._lost("what is known of its leader is gone")
                 return
             self.leader, self._version = leader, version
             self.led_since_ms = reply.changed_ms
@@ -713,23 +718,24 @@ class ReplicatedJournal:
         return True
 
     def _verify(self) -> Asking:
-        """See that the log still has what was applied; a session may be one with a backup."""
-        applied, checksum = self._tail.applied, self._tail.checksum
-        if not applied:
+        """See that the ensemble still has what this node knows of the journal.
+
+        It may have been set back to a copy since the connection broke, and may know the session,
+        as the copy does. In one that was not, nothing is older than what the session has seen.
+        """
+        newest, data = self._tail.newest
+        if not newest:
             return
-        reply = yield ReadEntries(self.number, applied, 1)
-        found = reply.value
-        if found:
-            try:
-                crc32 = log_entries.decode(found[0], applied).crc32
-            except LogError:
-                crc32 = None
-            if checksum is not None and crc32 != checksum:
-                self._fail(f"entry {applied} is another one: data was lost", LogCorrupt)
-            return
+        found = (yield ReadEntries(self.number, newest, 1)).value
         reply = yield ReadSnapshot(self.number)
-        if reply.value.index < applied:
-            self._fail(f"the log ends before entry {applied}: data was lost", LogCorrupt)
+        if _is_older(reply, self._snapshot_version, self.snapshot):
+            self._lost("what is known of its snapshot is gone")
+        elif not found and reply.value.index < newest:
+            self._lost(f"the log ends before entry {newest}")
+        elif found and data not in {None, *found}:
+            self._lost(f"entry {newest} is another one")
+        elif data is None and reply.version > self._snapshot_version:
+            self._is_loaded = False  # Whether the log goes on from what was loaded nobody can say.
 
     def _term_of(self, member: Member, after: Leader | None, *, is_moved: bool = False) -> Leader:
         # By the clock, too: an ensemble that was set back, or is empty, knows too low an epoch.
@@ -924,9 +930,10 @@ class ReplicatedJournal:
             case Code.FENCED:
                 self._append_request = None
                 self._look_at_leader()
+            case Code.GAP:
+                self._lost(f"entry {unit.index + unit.sent - 1} is missing")
             case _:
-                text = f"entry {unit.index + unit.sent - 1} is missing: {reply.code.name}"
-                self._fail(text, LogBroken)
+                self._fail(f"an append was answered {reply.code.name}", LogBroken)
 
     def _begin_look(self, unit: _Unit, entries: int) -> None:
         """Look at what is there: the fence held, so it can only be an earlier try of ours."""
@@ -938,14 +945,14 @@ class ReplicatedJournal:
                 self._append_request = None
                 self._is_in_log(unit, entries)
             elif reply.value != expected[: len(reply.value)]:
-                self._fail(f"entry {index} is another one", LogBroken)
+                self._lost(f"entry {index} is another one")
             else:
                 self._ask(ReadSnapshot(self.number), looked_for_trim)
 
         def looked_for_trim(_: Request, reply: Reply) -> None:
             # A successor may have trimmed it since.
             if reply.value.index < index:
-                self._fail(f"entry {index} was there, and is gone", LogBroken)
+                self._lost(f"entry {index} was there, and is gone")
                 return
             self._append_request = None
             self._is_in_log(unit, entries)
@@ -1260,6 +1267,12 @@ class ReplicatedJournal:
 
     def _set_purged(self, registry_version: int) -> Asking:
         yield SetPurged(self.number, self._fence, registry_version)
+
+
+def _is_older(reply: Reply, version: int, known: Leader | Snapshot | None) -> bool:
+    """Return whether a znode was read as it was before *known* stood there in *version*."""
+    is_other = reply.version == version and reply.value != known
+    return reply.code is not Code.OK or reply.version < version or is_other
 
 
 def _names(leader: Leader, me: Member) -> bool:

@@ -332,6 +332,8 @@ class ClusterNode:
                     del self.nodes[node]
                 for node in reply.value:
                     self._send(ReadNode(node))
+                if self._me is not None and self.node_id not in self._listed:
+                    self._register()  # An ensemble that was set back knows the session alone.
             case ReadNode(node):
                 self._saw_node(node, reply)
             case ReadPurged(journal):

@@ -450,9 +450,13 @@ def _write_chunk(request: engine.WriteChunk) -> Multi:
 
 
 def _install(request: engine.Install) -> Multi:
-    path, data = _snapshot_path(request.journal), encode_snapshot(request.snapshot)
+    path, snapshot = _snapshot_path(request.journal), request.snapshot
     fence = _fence(request.journal, request.version)
-    return Multi((fence, Set(path, data, request.snapshot_version, _REPLACED)))
+    room = _chunks_path(request.journal, snapshot.name)
+    # An ensemble that was set back since has the journal, perhaps, and not what was made beside it.
+    last = Check(f"{room}/{snapshot.chunks - 1}", ANY_VERSION, _REMOVED)
+    replaced = Set(path, encode_snapshot(snapshot), request.snapshot_version, _REPLACED)
+    return Multi((fence, last, replaced))
 
 
 def _remove_chunks(request: engine.RemoveChunks) -> Multi:

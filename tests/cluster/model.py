@@ -13,6 +13,8 @@ What must hold at any time:
 - A read that was answered shows all that was acknowledged, by anyone, before it was asked.
 - What a node holds is what the log says, as far as it has it, when it begins to lead all of it.
   Then it knows all topics, too, that there were when it claimed to.
+- If the ensemble is set back, a node that knows more than what is left of a journal ends, before it
+  answers anything from that journal, leads it, or hands it over. The others go on.
 """
 
 import random
@@ -20,7 +22,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
 
@@ -34,7 +36,7 @@ from coordinator.cluster.journal import Member
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.snapshots import make_snapshot
-from coordinator.log.errors import LogFailed
+from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import Batch
 from tests.sim.ensemble import Ensemble, Line, Undone
 
@@ -113,6 +115,7 @@ class World:
         refused: What was answered 16.
         topics: By journal, how much was in the log of the topics when it was claimed last.
         runs: By journal and epoch, the process that acknowledges in it.
+        is_set_back: The ensemble was, so a node may end.
     """
 
     rng: random.Random
@@ -126,6 +129,7 @@ class World:
     runs: dict[tuple[int, int], str] = field(default_factory=dict)
     late: list[Undone] = field(default_factory=list)
     tokens: Iterator[int] = field(default_factory=lambda: count(1))
+    is_set_back: bool = False
     looked: int = 0
     acks: int = 0
     reads: int = 0
@@ -140,6 +144,26 @@ class World:
                 if match and znode and int(match[2]):
                     self.logs[int(match[1])].made(int(match[2]), znode.data)
         self.looked = self.ensemble.transactions
+
+    def set_back(self, transactions: int) -> list[int]:
+        """Set the ensemble back; return by journal the last index that is left of the log."""
+        self.look()
+        ends = []
+        for journal, log in enumerate(self.logs):
+            names = self.ensemble.names(f"/journals/{journal}/log/0", transactions)
+            ends.append(max(map(int, names or ("0",))))
+            kept = self.logs[journal] = Log()
+            for index, data in enumerate(log.entries[1 : ends[-1] + 1], start=1):
+                kept.made(index, data)
+        self.ensemble.set_back(transactions)
+        self.looked = self.ensemble.transactions
+        left = {token for log in self.logs for token in log.tokens}
+        self.acked = {partition: tokens & left for partition, tokens in self.acked.items()}
+        # Those whose claim is lost claim again, and reuse the epoch.
+        self.runs.clear()
+        self.topics.clear()
+        self.is_set_back = True
+        return ends
 
     def _look_at_leader(self, path: str, number: int) -> None:
         """See that nobody took a journal from a living session, but who has it."""
@@ -190,7 +214,9 @@ class Host:
         self.to_stop: set[int] = set()
         self.paused: set[int] = set()
         self.snapshots: list[tuple[int, Snapshot]] = []
-        self.failed: list[str] = []
+        # Journals of which it knows more than is left -> the last entry that it knows.
+        self.must_refuse: dict[int, int] = {}
+        self.is_over = False
 
     # --- effects ------------------------------------------------------------------------
 
@@ -215,6 +241,10 @@ class Host:
 
     def _load_anew(self, effect: fx.LoadAnew) -> None:
         require(not self.followed[effect.journal], "a load begins while batches are replayed")
+        known = self.must_refuse.pop(effect.journal, 0)
+        # Others have written on, and trimmed what it knows: it holds nothing of that any more.
+        is_trimmed = self.cluster.journals[effect.journal].snapshot.index >= known
+        require(is_trimmed, "it forgets what was lost")
         self.held[effect.journal].clear()
 
     def _followed(self, effect: fx.Followed) -> None:
@@ -222,6 +252,7 @@ class Host:
 
     def _leads(self, effect: fx.Leads) -> None:
         journal, log = effect.journal, self.world.logs[effect.journal]
+        self._require_all_is_left(journal, "it leads")
         held = self.held[journal]
         # It may be deposed by now, and not know it: then there is more.
         whole = list(log.tokens)[: len(held)] == list(held)
@@ -240,6 +271,7 @@ class Host:
 
     def _written(self, effect: fx.Written) -> None:
         world, journal = self.world, effect.journal
+        self._require_all_is_left(journal, "it acknowledges")
         self.durable |= effect.ends
         waiting = [c for c in self.commits if c.journal == journal]
         for commit in waiting:
@@ -264,6 +296,7 @@ class Host:
             is_durable = read.until <= self.durable.get(read.partition, 0)
             if is_durable and read.number <= self.confirmed[read.journal]:
                 self.reads.remove(read)
+                self._require_all_is_left(read.journal, "it answers a read")
                 require(read.must_show <= read.shows, "a read answers with the past")
                 self.world.reads += 1
 
@@ -288,11 +321,27 @@ class Host:
         self.to_stop.add(effect.journal)
 
     def _handed_over(self, effect: fx.HandedOver) -> None:
+        self._require_all_is_left(effect.journal, "it hands over")
         self._stops_serving(effect.journal)
         left = [commit for commit in self.commits if commit.journal == effect.journal]
         require(not left, "handed over before all was written")
 
+    def _require_all_is_left(self, journal: int, what: str) -> None:
+        require(journal not in self.must_refuse, f"{what}, though data was lost")
+
+    def set_back(self, ends: list[int]) -> None:
+        """Take note of what is left of each journal."""
+        for journal, end in enumerate(ends):
+            if self.cluster.journals[journal].applied > end:
+                self.must_refuse[journal] = self.cluster.journals[journal].applied
+        left = {token for log in self.world.logs for token in log.tokens}
+        self.reads = [replace(r, must_show=r.must_show & left) for r in self.reads]
+
     def _failed(self, effect: fx.Failed) -> None:
+        self.is_over = self.world.is_set_back and isinstance(effect.error, LogCorrupt)
+        if self.is_over:
+            self.epochs.clear()
+            return
         raise Violation(f"node {self.number} gives up: {effect.error}")
 
     # --- what may happen ----------------------------------------------------------------
@@ -406,11 +455,15 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
 class History:
     """One random history; the same seed makes the same one."""
 
-    def __init__(self, seed: int, steps: int = 120, journals: int = 0) -> None:
+    def __init__(
+        self, seed: int, steps: int = 120, journals: int = 0, *, is_set_back: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.steps = steps
+        self._is_set_back = is_set_back
         journals = journals or self.rng.choice((1, 1, 1, 2))
         ensemble = Ensemble(znodes.founding(PARTITIONS, journals))
+        self._founding = ensemble.transactions
         self.world = World(self.rng, journals, ensemble, [Log() for _ in range(journals)])
         self.hosts = [Host(self.world, number) for number in range(NODES)]
         self._stalled: Host | None = None
@@ -448,16 +501,47 @@ class History:
         """Take all steps, and mend. Raises Violation."""
         with _parts_of(self._part_bytes):
             self.come_to_rest()
-            for kind in self.rng.choices(self._kinds, self._weights, k=self.steps):
-                kind()
-                self.world.look()
+            self._take_steps()
+            if self._is_set_back:
+                self.set_back()
+                self._take_steps()
             self._mend()
         return self.world
+
+    def _take_steps(self) -> None:
+        for kind in self.rng.choices(self._kinds, self._weights, k=self.steps):
+            if self.hosts:
+                kind()
+                self.world.look()
+                self._bury()
+
+    def set_back(self, behind: int | None = None) -> None:
+        """Have the ensemble set back by so many transactions, by some if None."""
+        world = self.world
+        self._stalled = None
+        for host in self.hosts:
+            if host.line.is_connected:
+                host.line.drop()
+        world.late.clear()
+        if behind is None:
+            behind = self.rng.choice((1, 2, 3, 5, 10, 30, 100))
+        ends = world.set_back(max(self._founding, world.ensemble.transactions - behind))
+        for host in self.hosts:
+            host.set_back(ends)
+
+    def _bury(self) -> None:
+        """Have those end that refuse to go on; nobody starts them again."""
+        for host in [host for host in self.hosts if host.is_over]:
+            self.hosts.remove(host)
+            if host.line.is_connected:
+                host.line.drop()
+            if self._stalled is host:
+                self._stalled = None
 
     # --- steps --------------------------------------------------------------------------
 
     def _host(self) -> Host:
-        return self.rng.choice([host for host in self.hosts if host is not self._stalled])
+        return self.rng.choice([h for h in self.hosts if h is not self._stalled] or self.hosts)
 
     def _stall(self) -> None:
         """Have a process stand still for a while, or go on."""
@@ -656,7 +740,7 @@ class History:
                 self._cut(host)
 
     def _crash(self) -> None:
-        at = self.rng.randrange(NODES)
+        at = self.rng.randrange(len(self.hosts))
         dead = self.hosts[at]
         if dead.line.is_connected:
             undone = dead.line.drop()
@@ -683,7 +767,11 @@ class History:
         world.look()
         self._end_unused()
         self.come_to_rest()
-        for journal, log in enumerate(world.logs):
+        require(
+            not any(host.must_refuse for host in self.hosts),
+            "a node doesn't see that data was lost",
+        )
+        for journal, log in enumerate(world.logs if self.hosts else ()):
             serving = [host for host in self.hosts if journal in host.epochs]
             require(len(serving) == 1, f"journal {journal} has {len(serving)} leaders at rest")
             for host in self.hosts:
@@ -710,12 +798,14 @@ class History:
             is_busy = False
             for host in self.hosts:
                 is_busy |= self.do_all(host)
+            self._bury()
             self.world.look()
             quiet = 0 if is_busy else quiet + 1
             if quiet > 8:
                 return
             if not is_busy:
                 self.world.now_ms += 500
+                self._end_unused()
                 for host in self.hosts:
                     host.tick()
         raise Violation("it never comes to rest")

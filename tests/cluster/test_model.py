@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from tests.cluster.model import History
+from tests.cluster.model import NODES, History
 
 # As many as take 20 s of CPU; each night there are 20,000.
 HISTORIES: Final = 4 * int(os.environ.get("SIM_SEEDS", "100"))
@@ -23,6 +23,17 @@ def test_nothing_acknowledged_is_lost_whatever_the_order(seeds: range) -> None:
 
     assert sum(world.acks for world in worlds) > 20 * _CHUNK
     assert sum(world.reads for world in worlds) > _CHUNK
+
+
+@pytest.mark.parametrize("seeds", _chunks()[::2], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_nodes_that_know_more_than_an_ensemble_that_was_set_back_end(seeds: range) -> None:
+    """Its sessions live on, its fences fit again, and what was acknowledged behind them is gone."""
+    histories = [History(seed, is_set_back=True) for seed in seeds]
+    for history in histories:
+        history.run()
+
+    ended = NODES * len(seeds) - sum(len(history.hosts) for history in histories)
+    assert len(seeds) < ended < NODES * len(seeds)
 
 
 def test_a_seed_repeats_its_history() -> None:

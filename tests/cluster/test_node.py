@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.cluster import effects as fx, znodes
-from coordinator.cluster.engine import Registration, SetLeader
+from coordinator.cluster.engine import Registration, SetLeader, Snapshot
 from coordinator.cluster.journal import Role
 from tests.cluster import model
 from tests.cluster.model import History, Host
@@ -84,6 +84,29 @@ def test_a_hand_over_that_fails_is_told_though_the_topics_are_not_known_yet(
 
     assert kept == [fx.KeptLead(1)]
     assert 1 in new.epochs
+
+
+def test_a_snapshot_whose_chunks_are_gone_is_not_installed() -> None:
+    """An ensemble that was set back has the whole journal, and not what was made beside it."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    leader = next(host for host in history.hosts if host.epochs)
+    leader.commit(0)
+    leader.flush(0)
+    history.come_to_rest()
+    before = 0
+    while not leader.snapshots:  # A child may see too little.
+        history.come_to_rest()
+        before = history.world.ensemble.transactions
+        leader.make_snapshot(0)
+    history.set_back(history.world.ensemble.transactions - before)
+    history.come_to_rest()
+    leader.install()
+    history.come_to_rest()
+
+    assert leader.cluster.journals[0].snapshot == Snapshot()
+    assert leader.cluster.journals[0].begin_snapshot() is not None
+    assert not any(host.is_over for host in history.hosts)
 
 
 def test_who_is_no_node_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:

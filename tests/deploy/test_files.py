@@ -1,15 +1,19 @@
 """The unit, the compose file and the manifests: as far as their own checkers know."""
 
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from bench.ensemble import SETTINGS as ZOOKEEPER
 from coordinator.config import load_settings
 from tests.deploy.support import DEPLOY, needs, run
+from tests.integration.daemon import until
 
 UNIT: Final = DEPLOY / "systemd/group-coordinator.service"
 COMPOSE: Final = DEPLOY / "compose.yaml"
@@ -114,6 +118,41 @@ def test_the_nodes_of_the_cluster_that_is_composed_fit_together() -> None:
     assert asked["zoocfgextra"] == f"snapSizeLimitInKb={ZOOKEEPER['snapSizeLimitInKb']}"
     ports = [port for one in nodes.values() for port in one["ports"]]
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(0, 0), (1, 1), (2, 0), (65, 0), (69, 69), (70, 70), (74, 74), (78, 0)]
+)
+def test_a_composed_node_is_not_started_again_after_a_final_status(
+    tmp_path: Path, status: int, told: int
+) -> None:
+    """A node that starts again on an ensemble that was set back serves what it was set back to."""
+    assert composed_node(tmp_path, f"exit {status}").wait(60) == told
+    assert services(CLUSTER)["coordinator1"]["restart"] == "on-failure"
+
+
+def test_a_composed_node_is_drained_when_its_container_is_stopped(tmp_path: Path) -> None:
+    """The engine signals the shell, which has to pass it on and wait."""
+    node = composed_node(
+        tmp_path, "trap 'exit 7' TERM; touch running; while :; do sleep 0.01; done"
+    )
+    until((tmp_path / "running").exists, "a node that runs")
+    node.send_signal(signal.SIGTERM)
+
+    assert node.wait(60) == 7
+
+
+def composed_node(folder: Path, program: str) -> "subprocess.Popen[bytes]":
+    """Start a node as its container does, with a *program* in place of the daemon."""
+    service = services(CLUSTER)["coordinator1"]
+    daemon = folder / "daemon"
+    daemon.write_text(f"#!/bin/bash\n{program}\n", encoding="ascii")
+    daemon.chmod(0o755)
+    (script,) = service["command"]
+    script = script.replace("$$", "$").replace(
+        "/opt/group-coordinator/bin/group-coordinator", str(daemon)
+    )
+    return subprocess.Popen([*service["entrypoint"], script], cwd=folder)
 
 
 def test_kubernetes_takes_the_manifests() -> None:

@@ -1,9 +1,10 @@
 """The way to a real ensemble, and what may happen there.
 
 A `Wire` stands between one server and its clients, which cuts, and keeps bytes back, in each
-direction alone. A `Guarded` one wants TLS and a log-in.
+direction alone. A `DataCopy` sets servers back. A `Guarded` one wants TLS and a log-in.
 """
 
+import shutil
 import socket
 import struct
 import threading
@@ -63,6 +64,11 @@ class Wire:
     def keep_replies(self) -> None:
         """Keep back what the server sends from now on."""
         self._replies.clear()
+
+    def silence(self) -> None:
+        """Take connections, as a balancer does, and let nothing through from now on."""
+        self.keep_requests()
+        self.keep_replies()
 
     def mend(self) -> None:
         """Let all go on."""
@@ -129,6 +135,28 @@ def wires(made: Ensemble) -> Iterator[list[Wire]]:
     finally:
         for wire in drawn:
             wire.close()
+
+
+class DataCopy:
+    """A copy of all that the servers of an ensemble have on disk, made while they run."""
+
+    def __init__(self, made: Ensemble, folder: Path) -> None:
+        """Copy it into *folder*, which is not there yet."""
+        self._made = made
+        self._copies = [
+            shutil.copytree(server.data, folder / str(number))
+            for number, server in enumerate(made.servers, start=1)
+        ]
+
+    def restore(self, count: int | None = None) -> None:
+        """Set so many servers back to it, all if None: they end, and serve again with the copy."""
+        pairs = list(zip(self._made.servers, self._copies, strict=True))[:count]
+        for server, _ in pairs:
+            server.kill()
+        for server, copy in pairs:
+            shutil.rmtree(server.data)
+            shutil.copytree(copy, server.data)
+        self._made.start()
 
 
 class Guarded(NamedTuple):

@@ -3,11 +3,10 @@
 import http.client
 import json
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +15,12 @@ import pytest
 import trio
 
 from bench.ensemble import QUICK_JVM, Ensemble, ensemble, four_letters
+from coordinator.cluster.journal import DATA_WAS_LOST
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
 from protocol.messages import DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
-from tests.integration.daemon import Daemon, until
-from tests.integration.ensemble import guarded_server
+from tests.integration.daemon import Connection, Daemon, daemon, until
+from tests.integration.ensemble import DataCopy, guarded_server
 from tests.integration.test_http import http_port
 from tests.server.world import commit
 
@@ -121,35 +121,41 @@ def test_a_node_of_another_cluster_is_refused(
     assert words in stranger.events("refused")[0]["reason"]
 
 
-def test_nodes_end_when_their_ensemble_was_set_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("elects", [False, True], ids=["no election since", "an election since"])
+def test_nodes_end_for_good_when_their_ensemble_was_set_back(
+    tmp_path: Path, *, elects: bool
+) -> None:
     """What they know and it doesn't may have been acknowledged: a person has to look."""
-    with (
-        ensemble(tmp_path) as made,
-        cluster(f"{made.hosts}/gc", "cluster.session.timeout.ms=2000", nodes=1) as nodes,
-    ):
-        data = [tmp_path / str(number) / "data" / "version-2" for number in (1, 2, 3)]
-        commit_to(nodes, 1)
-        for server, folder in zip(made.servers, data, strict=True):
-            server.kill()
-            shutil.copytree(folder, tmp_path / f"backup of {folder.parent.parent.name}")
-        made.start()
-        commit_to(nodes, 2)
-        for server, folder in zip(made.servers, data, strict=True):
-            server.kill()
-            shutil.rmtree(folder)
-            (tmp_path / f"backup of {folder.parent.parent.name}").rename(folder)
-        made.start()
+    with ensemble(tmp_path / "servers") as made:
+        settings = (f"cluster.zookeeper={made.hosts}/gc", "cluster.session.timeout.ms=4000")
+        with daemon(None, *settings, "node.id=1", options=["--nodes=2"]) as nodes:
+            until(lambda: len(nodes.events("ready")) == 2, "both ready")
+            commit_to(nodes, 6)
+            copy = DataCopy(made, tmp_path / "copy")
+            if elects:
+                made.leader().kill()
+                made.start()
+            commit_to(nodes, 128)
+            copy.restore()
 
-        ended = nodes.running.pop(1)
-        assert ended.wait() == EXIT_CORRUPT
-        assert "data was lost" in ended.events("log.failed")[0]["reason"]
+            assert nodes.wait() == EXIT_CORRUPT
+            assert {line["node"] for line in nodes.events("node.given_up")} == {1, 2}
+            assert not nodes.events("node.ended")
+            reasons = [line["reason"] for line in nodes.events("log.failed")]
+            assert len([reason for reason in reasons if DATA_WAS_LOST in reason]) == 2
 
 
-def commit_to(nodes: Nodes, offset: int) -> None:
-    """Commit until it is acknowledged."""
-    with nodes.running[1].connect() as connection:
-        request = commit(offset)
-        until(lambda: getattr(connection.ask(request), "error", 0) == 0, "commit", pause_s=0.2)
+def commit_to(nodes: Daemon, offset: int) -> None:
+    """Commit until one of two nodes acknowledges it."""
+    with ExitStack() as stack:
+        ports = {line["port"] for line in nodes.events("listening")}
+        connections = [stack.enter_context(Connection(port)) for port in ports]
+
+        def is_committed() -> bool:
+            answers = [connection.ask(commit(offset)) for connection in connections]
+            return any(getattr(answer, "error", -1) == 0 for answer in answers)
+
+        until(is_committed, "commit", pause_s=0.2)
 
 
 @pytest.mark.nightly

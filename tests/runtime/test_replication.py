@@ -1,7 +1,7 @@
 """Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
 
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -755,6 +755,72 @@ async def test_a_node_that_hears_nothing_never_answers_with_the_past(
 
         assert [group.error for group in answer.groups] == [ErrorCode.NOT_COORDINATOR]
         assert old.told("journal.deposed")
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param((fetch(), OffsetFetchRequest((GroupFetch("g", None),), False)), id="read"),
+        pytest.param((commit(129), commit(130)), id="written"),
+        pytest.param((MoveJournalRequest(0, 1), MoveJournalRequest(0, 2)), id="moved"),
+    ],
+)
+async def test_nodes_end_when_the_ensemble_is_set_back_though_their_sessions_live_on(
+    requests: Sequence[Any], autojump_clock: MockClock
+) -> None:
+    """A copy has the sessions, and the fences fit: offsets of long ago were answered and moved."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        assert await error_of(client, commit(6)) == 0
+        then = here.ensemble.transactions
+        assert await error_of(client, commit(128)) == 0
+        await trio.sleep(1)
+        hosts, sessions = dict(here.hosts), [host.line.session for host in here.hosts.values()]
+        await here.set_back(then)
+        asked = [client.send(request) for request in requests]
+        await until(lambda: not here.hosts)
+        answers = [client.answers().get(sent) for sent in asked]
+
+        assert sessions == [host.line.session for host in hosts.values()]
+        assert all("data was lost" in host.ended for host in hosts.values())
+        assert all(one is None or _error_in(one.response) for one in answers)
+
+
+def _error_in(response: Any) -> int:
+    error: int = response.groups[0].error if hasattr(response, "groups") else response.error
+    return error
+
+
+async def test_nodes_go_on_when_the_ensemble_is_set_back_to_all_that_they_know(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing was lost: servers that all restart look the same."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        assert await error_of(client, commit(6)) == 0
+        await trio.sleep(1)
+        await here.set_back(here.ensemble.transactions)
+        await until(lambda: here.is_settled)
+
+        assert here.leader_of("g") is node
+        assert await fetched(client) == 6
+
+
+async def test_changes_of_offsets_are_not_read_before_the_log_is_verified(
+    autojump_clock: MockClock,
+) -> None:
+    """What a request finds there may be of another history than what its position is from."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        assert await error_of(node.connect(), commit(1)) == 0
+        shard = node.node.shard_of("g")
+        node.line.drop()
+        node.line.connect()
+
+        with pytest.raises(OutOfReach):
+            await shard.log.fetch(shard.partition, 0, 1_000)
 
 
 async def test_a_read_shows_nothing_that_is_yet_to_be_written(autojump_clock: MockClock) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum, auto
@@ -15,6 +16,7 @@ from coordinator.cluster.entries import FORMATS
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.config import Settings, load_settings
+from coordinator.log.errors import LogCorrupt
 from coordinator.runtime.replication import Replication
 from coordinator.runtime.snapshotter import Snapshots
 from coordinator.server.run import make_authorizer, make_node
@@ -57,6 +59,7 @@ class Host:
         wall_shift_ms: How wrong its wall clock is.
         events: What it logged.
         child: Makes its snapshots.
+        ended: Why its process has ended, "" if it hasn't.
     """
 
     def __init__(self, cluster: "Cluster", number: int) -> None:
@@ -70,6 +73,7 @@ class Host:
         self._arrived = trio.Event()
         self.wall_shift_ms = 0
         self.name = f"node{number}"
+        self.ended = ""
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.scope = trio.CancelScope()
         rng = cluster.rng
@@ -129,8 +133,17 @@ class Host:
         self._cluster.heard(self, name, fields)
 
     async def run(self) -> None:
-        """Run until killed."""
+        """Run until killed, or until it ends as the ensemble was set back."""
         self.task = trio.lowlevel.current_task()
+        try:
+            await self._run()
+        except* LogCorrupt as failed:
+            if not self._cluster.is_set_back:
+                raise
+            self.ended = "".join(traceback.format_exception(failed))
+            self._cluster.kill(self)
+
+    async def _run(self) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.node.run)
@@ -257,6 +270,7 @@ class Cluster:
         self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))
         self.ensemble.stirred = self._stir
         self.hosts: dict[int, Host] = {}
+        self.is_set_back = False
 
     def start(self, number: int) -> Host:
         """Start a node."""
@@ -279,6 +293,16 @@ class Cluster:
         """Have the ensemble end the session of a node."""
         assert host.line.session is not None
         self.ensemble.end(host.line.session)
+
+    async def set_back(self, transactions: int) -> None:
+        """Have the ensemble set back to a copy of then, which has the sessions of the nodes."""
+        for host in self.hosts.values():
+            host.contact = Contact.CUT_OFF
+        await trio.sleep(1)
+        self.is_set_back = True
+        self.ensemble.set_back(transactions)
+        for host in list(self.hosts.values()):
+            host.contact = Contact.FINE
 
     def leader_of(self, group_id: str) -> Host:
         """Return the node that serves a group."""

@@ -71,12 +71,14 @@ class Session:
     Attributes:
         number: As the engine tells it.
         seen: How many of the transactions it has seen.
+        begun_at: How many transactions there were when it began.
         ended_at: How many transactions there were when it ended, with its ephemeral nodes.
         watches: By path, the requests that are to be told.
     """
 
     number: int
     seen: int
+    begun_at: int = 0
     ended_at: int | None = None
     data_watches: dict[str, dict[Request, None]] = field(default_factory=dict)
     child_watches: dict[str, dict[Request, None]] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Ensemble:
         self._steps: list[tuple[_Step, ...]] = []  # Of each transaction.
         self.writers: list[int] = []
         self._ephemerals: dict[int, set[str]] = {}
+        self._shown_from = 0  # No server shows the tree as it was before that transaction.
         self.sessions: list[Session] = []
         self.stirred: Callable[[], None] = _nothing
         founder = self.connect()
@@ -126,7 +129,8 @@ class Ensemble:
     def connect(self, seen: int | None = None) -> Session:
         """Begin a session that has seen so many transactions, or all."""
         number = _FIRST_SESSION + len(self.sessions)
-        session = Session(number, self.transactions if seen is None else seen)
+        seen = self.transactions if seen is None else max(seen, self._shown_from)
+        session = Session(number, seen, self.transactions)
         self.sessions.append(session)
         return session
 
@@ -138,6 +142,29 @@ class Ensemble:
         if removed:
             self._apply(removed, session)
         self.stirred()
+
+    def set_back(self, transactions: int) -> None:
+        """Have everything as it was after so many transactions: all servers have a copy of then.
+
+        That is one more transaction; sessions of then live again. No client is connected.
+        """
+        then = {path: self.at(path, transactions) for path in self._histories}
+        changed = {path: znode for path, znode in then.items() if znode != self.at(path)}
+        self._steps.append(())
+        self.writers.append(0)
+        self._shown_from = self.transactions
+        self._ephemerals.clear()
+        for path, znode in changed.items():
+            self._histories[path].append((self.transactions, znode))
+        for path, znode in then.items():
+            if znode is not None and znode.owner:
+                self._ephemerals.setdefault(znode.owner, set()).add(path)
+        for session in self.sessions:
+            session.seen = self.transactions
+            if session.begun_at > transactions:
+                session.ended_at = session.ended_at or self.transactions
+            elif session.ended_at is not None and session.ended_at >= transactions:
+                session.ended_at = None
 
     def at(self, path: str, seen: int | None = None) -> Znode | None:
         """Return what *path* is after so many transactions, or all; None if it isn't there."""
