@@ -174,6 +174,7 @@ class Nodes:
         # Nobody else is to come: a member need not wait for others.
         settings = (
             f"cluster.zookeeper={self._zookeeper}",
+            "cluster.create=true",
             f"cluster.journals={JOURNALS}",
             f"node.id={node}",
             "group.initial.rebalance.delay.ms=0",

@@ -93,6 +93,11 @@ class Settings:
         "The ZooKeeper ensemble that keeps the log of a cluster, as host:port,host:port/chroot; "
         "empty = no cluster: this node alone, with its data folder.",
     )
+    cluster_create: bool = _setting(
+        False,
+        "Make the cluster at the start if cluster.zookeeper has none. Data that ZooKeeper has lost "
+        "is then replaced by an empty cluster without a question.",
+    )
     cluster_journals: int = _setting(
         6,
         "Logs that the nodes of a cluster share among them; fixed when the cluster is made.",

@@ -87,7 +87,7 @@ class Stage:
         self.wait("ZooKeeper serves", lambda: self.ensemble != "")
         for number in NODES:
             where = f"cluster.zookeeper={self.ensemble}/group-coordinator"
-            self._serve(f"node-{number}", "--set", where)
+            self._serve(f"node-{number}", "--set", where, "--set", "cluster.create=true")
         self._wait_until_ready()
         self.wait("each journal is led", lambda: len(self._leaders()) == _LAYOUT.journals)
 

@@ -212,6 +212,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(override: str, words: str) 
         (["cluster.zookeeper=a:1/gc", "cluster.journals=3", "node.id=2"], ()),
         (["cluster.zookeeper=a:1/gc", "max.log.bytes=5"], ("max.log.bytes",)),
         (["cluster.journals=6", "cluster.zookeeper="], ("cluster.journals",)),
+        (["cluster.create=true"], ("cluster.create",)),
     ],
 )
 def test_what_is_set_for_nothing_is_named(overrides: list[str], unused: tuple[str, ...]) -> None:

@@ -73,7 +73,7 @@ def _new_id() -> str:
 
 @cluster.command(
     examples={
-        "An empty one; its first node would make it, too:": "cluster init "
+        "An empty one, before its first node starts:": "cluster init "
         "--set cluster.zookeeper=zk1:2181,zk2:2181,zk3:2181/group-coordinator",
         "Of what a stopped daemon has in its folder:": "cluster init --from data "
         "--config cluster.toml",
@@ -89,7 +89,8 @@ def _new_id() -> str:
 def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ...]) -> None:
     """Make a cluster, empty or of what one node has.
 
-    Groups keep their offsets, generations and positions. Interrupted, it is run again.
+    Groups keep their offsets, generations and positions. Interrupted, it is run again. A cluster
+    that is there already stays as it is.
     """
     settings = loaded((), toml_path, overrides)
     access = _access(settings)

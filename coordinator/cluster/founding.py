@@ -1,8 +1,9 @@
 """Before a node runs: whether the ensemble will do, and whose is what stands under its chroot.
 
 What is there is looked at first, and what can't be is refused before anything is written. A
-cluster that isn't there yet is made. Several nodes may do that at once, and be interrupted: each
-makes what is missing, and `/cluster/id`, which comes last, only one of them can make.
+cluster that isn't there is made only for a caller that asks for it. Several of them may do that at
+once, and be interrupted: each makes what is missing, and `/cluster/id`, which comes last, only one
+of them can make.
 """
 
 import json
@@ -74,6 +75,7 @@ def find_or_found(
     cluster_id: str,
     new_cluster_id: Callable[[], str],
     patience_s: float,
+    advice: str | None = None,
 ) -> Found:
     """Return the cluster, made if it isn't there; blocks.
 
@@ -83,16 +85,20 @@ def find_or_found(
         cluster_id: Which one it has to be; "" for any.
         new_cluster_id: Makes the id of a new one.
         patience_s: How long to wait for a connection, and for each answer.
+        advice: If not None, a cluster that isn't there is refused with these words, not made.
 
     Raises:
         ClusterRefused: The ensemble or what stands in it can't be used; the message says why.
         EnsembleUnreachable: Nobody answers.
     """
-    unknown = prepare(access, patience_s=patience_s)
+    unknown = prepare(access, patience_s=patience_s, makes_chroot=advice is None)
     with Visit(access, patience_s=patience_s) as visit:
         place = Place(visit, access)
         proposed = None
         if (there := place.cluster_id()) is None:
+            if advice is not None:
+                place.check_empty()
+                raise ClusterRefused(f"{place} holds no cluster. {advice}")
             proposed = cluster_id or new_cluster_id()
             place.begin(layout, secrets.token_bytes(SECRET_BYTES))
             there = place.finish(proposed)
@@ -104,7 +110,7 @@ def find_or_found(
     return Found(there, secret, there == proposed, unknown)
 
 
-def prepare(access: Access, *, patience_s: float) -> dict[str, str]:
+def prepare(access: Access, *, patience_s: float, makes_chroot: bool = True) -> dict[str, str]:
     """Look at the servers, and make the chroot; return whose version nobody knows, and why.
 
     Raises:
@@ -114,7 +120,8 @@ def prepare(access: Access, *, patience_s: float) -> dict[str, str]:
     with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
         # Servers that start together tell their versions once a majority is there.
         away, silent = _check_versions(access)
-        _make_chroot(visit, access)
+        if makes_chroot:
+            _make_chroot(visit, access)
     for server in servers_of(access):
         if server not in away:
             _probe(replace(access, hosts=server))
@@ -278,7 +285,7 @@ class Place:
 
     def begin(self, layout: Layout, secret: bytes) -> None:
         """Make all of a cluster but its id, or what somebody who began has left out."""
-        self._check_empty()
+        self.check_empty()
         fixed = layout._asdict()
         head = (
             Make("/cluster", b""),
@@ -302,7 +309,7 @@ class Place:
 
     def clear(self) -> None:
         """Remove what is left of a cluster that was begun."""
-        self._check_empty()
+        self.check_empty()
         for name in sorted(_OURS):
             self._remove_tree(f"/{name}")
 
@@ -331,7 +338,7 @@ class Place:
                 raise ClusterRefused(f"{self} can't be read: {reason}")
         raise _lost()
 
-    def _check_empty(self) -> None:
+    def check_empty(self) -> None:
         """Refuse a chroot that is somebody else's: what is ours begins with ``/cluster``."""
         others = self._names(self._top) - _ZOOKEEPERS_OWN
         if others and ("cluster" not in others or not others <= _OURS):

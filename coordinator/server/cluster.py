@@ -4,6 +4,7 @@ Imported only where `cluster.zookeeper` is set: who has none needs no client of 
 """
 
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -17,7 +18,7 @@ from coordinator.cluster.founding import find_or_found
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
-from coordinator.config import Address, Settings
+from coordinator.config import SETTINGS, Address, Settings, text_of
 from coordinator.runtime.children import run_child
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Mailbox
@@ -31,6 +32,10 @@ PATIENCE_S: Final = 60.0
 # A journal that another node leads is read so often. What is read at once costs little more than
 # one entry; a node that comes to lead is behind by no more than this.
 FOLLOW_INTERVAL_MS: Final = 50
+_ADVICE: Final = (
+    "If there was one, its data is gone: correct cluster.zookeeper, or restore ZooKeeper. "
+    "Make a new, empty one by: {}"
+)
 
 
 class ClusterLogs:
@@ -49,7 +54,7 @@ class ClusterLogs:
         environment: Environment,
         new_cluster_id: Callable[[], str],
     ) -> None:
-        """Find the cluster, or make it; blocks.
+        """Find the cluster, or make it if `cluster.create` says so; blocks.
 
         Args:
             settings: They name the ensemble.
@@ -69,6 +74,7 @@ class ClusterLogs:
             cluster_id=settings.cluster_id,
             new_cluster_id=new_cluster_id,
             patience_s=PATIENCE_S,
+            advice=None if settings.cluster_create else _ADVICE.format(init_command(settings)),
         )
         if found.is_new:
             log.info("log.created", cluster_id=found.cluster_id)
@@ -113,6 +119,17 @@ class ClusterLogs:
 
     def close(self, *, clean: bool) -> None:
         """Do nothing: what is acknowledged is in ZooKeeper."""
+
+
+def init_command(settings: Settings) -> str:
+    """Return the command that makes the cluster of *settings*, for a shell."""
+    words = [
+        f"--set={one.name}={text_of(getattr(settings, one.attribute))}"
+        for one in SETTINGS
+        if one.name in settings.origins
+        and (one.name.startswith("cluster.") or one.name == "offsets.topic.num.partitions")
+    ]
+    return shlex.join(["group-coordinator", "cluster", "init", *words])
 
 
 async def _make_snapshot(settings: Settings, journal: int, name: str) -> Snapshot:

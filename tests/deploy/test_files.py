@@ -99,7 +99,7 @@ def test_the_nodes_of_the_cluster_that_is_composed_fit_together() -> None:
     nodes = {name: one for name, one in parts.items() if name.startswith("coordinator")}
     found = [load_settings(environ=one["environment"]) for one in nodes.values()]
     told = [settings.addresses_told()[0] for settings in found]
-    servers = sorted(parts.keys() - nodes.keys())
+    servers = sorted(parts.keys() - nodes.keys() - {"init"})
     places = [settings.zookeeper() for settings in found]
     ensemble = {str(server) for place in places if place is not None for server in place.servers}
     asked = {
@@ -153,6 +153,19 @@ def composed_node(folder: Path, program: str) -> "subprocess.Popen[bytes]":
         "/opt/group-coordinator/bin/group-coordinator", str(daemon)
     )
     return subprocess.Popen([*service["entrypoint"], script], cwd=folder)
+
+
+def test_the_cluster_that_is_composed_is_made_once_and_by_no_node() -> None:
+    """A node that the engine starts again must not replace lost data by an empty cluster."""
+    parts = services(CLUSTER)
+    nodes = [one for name, one in parts.items() if name.startswith("coordinator")]
+    made = load_settings(environ=parts["init"]["environment"])
+
+    assert (parts["init"]["command"], parts["init"]["restart"]) == (["cluster", "init"], "no")
+    for node in nodes:
+        settings = load_settings(environ=node["environment"])
+        assert node["depends_on"] == {"init": {"condition": "service_completed_successfully"}}
+        assert (settings.cluster_create, settings.zookeeper()) == (False, made.zookeeper())
 
 
 def test_kubernetes_takes_the_manifests() -> None:

@@ -82,7 +82,7 @@ def _leader(daemon: Daemon, group_id: str) -> int:
 @contextmanager
 def cluster(zookeeper: str, *settings: str, nodes: int = 3) -> Iterator[Nodes]:
     """Run a cluster whose logs are in *zookeeper*, servers and chroot."""
-    made = Nodes((f"cluster.zookeeper={zookeeper}", *settings))
+    made = Nodes((f"cluster.zookeeper={zookeeper}", "cluster.create=true", *settings))
     try:
         made.start(*range(1, nodes + 1))
         yield made

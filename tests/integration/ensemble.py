@@ -1,7 +1,8 @@
 """The way to a real ensemble, and what may happen there.
 
 A `Wire` stands between one server and its clients, which cuts, and keeps bytes back, in each
-direction alone. A `DataCopy` sets servers back. A `Guarded` one wants TLS and a log-in.
+direction alone. A `DataCopy` sets servers back. A `Guarded` one wants TLS and a log-in. `found`,
+`wipe` and `replace_by_empty` make a cluster, and take its data away.
 """
 
 import shutil
@@ -20,10 +21,17 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from bench.ensemble import HOST, QUICK_JVM, Ensemble, ensemble
 from bench.peers import missing
 from bench.processes import free_port
+from coordinator.cluster.founding import find_or_found
+from coordinator.cluster.layout import Layout
+from coordinator.cluster.zookeeper import Access
+from coordinator.config import load_settings
+from coordinator.server.run import new_cluster_id
 from tests.fakes.tls import authority, certificate
 
 _READ_BYTES: Final = 65_536
@@ -124,6 +132,39 @@ def _reset(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def found(made: Ensemble, chroot: str) -> str:
+    """Make a cluster with the layout of the default settings; return its id."""
+    settings = load_settings()
+    return find_or_found(
+        Access(hosts=made.hosts, chroot=chroot, session_timeout_ms=6_000),
+        Layout(settings.offsets_topic_num_partitions, settings.cluster_journals),
+        cluster_id="",
+        new_cluster_id=new_cluster_id,
+        patience_s=60,
+    ).cluster_id
+
+
+def wipe(made: Ensemble, chroot: str) -> None:
+    """Remove all znodes of a cluster, as an administrator's tool does, while its nodes run."""
+    client = KazooClient(made.hosts)
+    client.start(60)
+    try:
+        while client.exists(chroot):
+            with suppress(NotEmptyError, NoNodeError):  # A node has registered meanwhile.
+                client.delete(chroot, recursive=True)
+    finally:
+        client.stop()
+        client.close()
+
+
+def replace_by_empty(made: Ensemble) -> None:
+    """Have servers without any data in place of those that there are."""
+    for server in made.servers:
+        server.kill()
+        shutil.rmtree(server.data / "version-2")
+    made.start()
 
 
 @contextmanager

@@ -232,7 +232,8 @@ def test_the_bound_of_the_logs_is_read_again(zookeeper: Ensemble, tmp_path: Path
     where = f"{zookeeper.hosts}/cluster/{next(_numbers)}"
     config = tmp_path / "settings.toml"
     config.write_text('"cluster.state.max.bytes" = 2000000\n', encoding="ascii")
-    node = Daemon(None, (f"cluster.zookeeper={where}",), options=("--config", str(config)))
+    settings = (f"cluster.zookeeper={where}", "cluster.create=true")
+    node = Daemon(None, settings, options=("--config", str(config)))
     try:
         node.ready()
         config.write_text('"cluster.state.max.bytes" = 3000000\n', encoding="ascii")

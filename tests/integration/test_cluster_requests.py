@@ -78,6 +78,7 @@ def test_a_password_is_over_on_every_node(zookeeper: Ensemble, tmp_path: Path) -
     ports = [_free_port() for _ in range(3)]
     settings = (
         f"cluster.zookeeper={zookeeper.hosts}/requests/{next(_numbers)}",
+        "cluster.create=true",
         "sasl.bootstrap.user=root",
         f"sasl.bootstrap.password.file={tmp_path / 'root'}",
     )

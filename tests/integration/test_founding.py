@@ -1,6 +1,7 @@
 """What a node finds in a real ensemble before it runs, or makes, or refuses."""
 
 import json
+import shlex
 import socketserver
 import ssl
 import threading
@@ -26,6 +27,8 @@ from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Nam
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
 from tests.fakes.tls import authority
+from tests.integration.cluster_support import cluster
+from tests.integration.daemon import daemon, run_cli
 from tests.integration.ensemble import guarded_server
 
 pytestmark = pytest.mark.integration
@@ -54,10 +57,16 @@ def found(
     cluster_id: str = "",
     new: str = ID,
     patience_s: float = PATIENCE_S,
+    advice: str | None = None,
 ) -> Found:
-    """Find the cluster, or make it."""
+    """Find the cluster, or make it, unless there is an *advice* instead."""
     return find_or_found(
-        access, layout, cluster_id=cluster_id, new_cluster_id=lambda: new, patience_s=patience_s
+        access,
+        layout,
+        cluster_id=cluster_id,
+        new_cluster_id=lambda: new,
+        patience_s=patience_s,
+        advice=advice,
     )
 
 
@@ -140,6 +149,36 @@ def test_what_an_interrupted_start_left_is_finished(zookeeper: Ensemble) -> None
 
     assert found(access, LARGE, new=OTHER)[::2] == (OTHER, True)
     _check_whole(access)
+
+
+ADVICE: Final = "Make it."
+
+
+def test_what_asks_for_no_cluster_makes_none(zookeeper: Ensemble) -> None:
+    """Where data was lost an empty cluster would have told each group that it has no offsets."""
+    access = accessed(zookeeper)
+
+    with pytest.raises(ClusterRefused, match=r"holds no cluster\. Make it\."):
+        found(access, advice=ADVICE)
+    with administrator(zookeeper) as client:
+        assert client.exists(access.chroot) is None
+
+    found(access, LARGE)
+    write(access, znodes.Remove(znodes.CLUSTER_ID, {}))  # As where its founding was interrupted.
+    with pytest.raises(ClusterRefused, match="holds no cluster"):
+        found(access, LARGE, advice=ADVICE)
+    made = found(access, LARGE, new=OTHER)
+    assert made._replace(is_new=False) == found(access, LARGE, advice=ADVICE)
+
+
+def test_a_chroot_of_others_is_named_before_the_missing_cluster(zookeeper: Ensemble) -> None:
+    """The advice would be wrong there: a cluster can't be made in it."""
+    access = accessed(zookeeper)
+    with administrator(zookeeper) as client:
+        client.create(f"{access.chroot}/consumers", makepath=True)
+
+    with pytest.raises(ClusterRefused, match="holds other things: consumers"):
+        found(access, advice=ADVICE)
 
 
 def test_another_cluster_is_refused(zookeeper: Ensemble) -> None:
@@ -381,3 +420,37 @@ def test_plain_clients_learn_why_a_port_of_tls_hangs_up(guarded: tuple[Access, A
         found(replace(secure, new_tls=None), patience_s=SHORT_S)
     with pytest.raises(EnsembleUnreachable, match="can't be reached"):
         found(replace(plain, new_tls=trusting), patience_s=SHORT_S)
+
+
+# --- nodes as processes ---------------------------------------------------------------------
+
+
+def test_a_node_refuses_where_no_cluster_is_and_names_the_command(zookeeper: Ensemble) -> None:
+    """The command, copied, makes the cluster of exactly the node's settings."""
+    access = accessed(zookeeper)
+    settings = (
+        f"cluster.zookeeper={access.hosts}{access.chroot}",
+        f"cluster.id={ID}",
+        "cluster.journals=2",
+        "offsets.topic.num.partitions=7",
+    )
+    with daemon(None, *settings) as node:
+        reason = node.wait_for("refused")["reason"]
+        assert node.wait() == 78
+    assert reason.startswith(f"{access.chroot} of ZooKeeper holds no cluster. ")
+    _, _, command = reason.partition(" by: group-coordinator ")
+
+    made = run_cli(*shlex.split(command))
+    again = run_cli(*shlex.split(command))
+
+    assert (made.returncode, made.stdout) == (0, f"Made the cluster {ID}.\n"), made.stderr
+    assert (again.returncode, again.stdout) == (0, f"There is already the cluster {ID}.\n")
+    with daemon(None, *settings) as node:
+        assert node.ready().events("log.created") == []
+
+
+def test_nodes_that_may_create_the_cluster_make_one(zookeeper: Ensemble) -> None:
+    """As in examples, where all nodes of a new cluster start at once."""
+    with cluster(f"{zookeeper.hosts}/founding/{next(_numbers)}", f"cluster.id={ID}") as nodes:
+        assert {line["cluster_id"] for line in nodes.events("log.created")} == {ID}
+        assert {line["cluster_id"] for line in nodes.events("listening")} == {ID}

@@ -23,7 +23,12 @@ _numbers = count()
 def nodes(zookeeper: Ensemble, *prefix: str) -> Iterator[Daemon]:
     """Run two nodes in a chroot that nobody has used; wait until both are ready."""
     where = f"cluster.zookeeper={zookeeper.hosts}/nodes/{next(_numbers)}"
-    settings = (where, f"node.id={NODES[0]}", "cluster.session.timeout.ms=4000")
+    settings = (
+        where,
+        "cluster.create=true",
+        f"node.id={NODES[0]}",
+        "cluster.session.timeout.ms=4000",
+    )
     with daemon(None, *settings, prefix=prefix, options=[f"--nodes={len(NODES)}"]) as one:
         until(lambda: {line["node_id"] for line in one.events("ready")} == {*NODES}, "both ready")
         yield one

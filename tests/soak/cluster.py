@@ -32,7 +32,7 @@ from bench.ensemble import Ensemble, ZooKeeperServer, ensemble
 from client import CoordinatorUnavailable, OutcomeUnknown, RetriableError
 from tests import logged
 from tests.integration.daemon import Daemon
-from tests.integration.ensemble import Wire, wires
+from tests.integration.ensemble import Wire, found, wires
 from tests.sim.checker import check
 from tests.sim.history import History, Outcome, Tap
 from tests.sim.registers import Violation
@@ -438,6 +438,7 @@ async def soak(folder: Path, *, seconds: float, seed: int) -> ClusterReport:
     """Run that long, and at least until each fault has come; then let all recover, and judge."""
     report = ClusterReport(seed, seconds)
     with ensemble(folder) as made, ExitStack() as stack:
+        await trio.to_thread.run_sync(found, made, "/soak")
         async with trio.open_nursery() as nursery:
             world = ClusterWorld(report, made, nursery)
             for number in range(1, NODES + 1):
