@@ -30,6 +30,7 @@ from coordinator.runtime.calls import Share
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
+from coordinator.server.client_hello import BadHello
 from coordinator.server.server import accept_for_ever
 from coordinator.server.session import most_of_address
 from coordinator.server.transport import (
@@ -142,6 +143,8 @@ class _Handshake:
             transport.want(reading=True, writing=not transport.flush())
         except NotTls as exc:
             self._owner.refuse(self, NOT_TLS, str(exc))
+        except BadHello as exc:
+            self._owner.refuse(self, REFUSED, str(exc))
         except ssl.SSLError as exc:
             self._owner.refuse(self, REFUSED, reason_of(exc))
         except NETWORK_ERRORS as exc:

@@ -26,6 +26,7 @@ import trio
 
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
 from coordinator.server.addresses import counted_as, named
+from coordinator.server.client_hello import HANDSHAKE_RECORD, ClientHello
 from protocol.acls import ANONYMOUS
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -36,7 +37,6 @@ RECORD_BYTES: Final = 16 * 1024
 _SEND_TURN_BYTES: Final = 256 * 1024
 # Of ciphertext that OpenSSL has made by itself and the peer doesn't take.
 _UNASKED_BYTES_MAX: Final = 256 * 1024
-_HANDSHAKE_RECORD: Final = 0x16
 _HTTP_METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"OPTIONS ")
 # What a transport raises when the connection is over.
 NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -181,7 +181,7 @@ class NotTls(ConnectionError):
 
 
 class _Over:
-    """What stands for OpenSSL's end of a connection that was closed."""
+    """What stands for OpenSSL's end of a connection that was closed, or hasn't said hello."""
 
     def read(self, _size_bytes: int) -> bytes:
         raise trio.ClosedResourceError
@@ -216,8 +216,10 @@ class TlsTransport:
         self.principal = ANONYMOUS
         self.ends_wall_ms: int | None = None
         self._inner = inner
+        self._context = context
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls: ssl.SSLObject = _OVER
+        self._hello: ClientHello | None = ClientHello()  # Until it is whole.
         self.has_begun = False
         self.answers = 0
         self._is_encrypted = False  # The handshake is over.
@@ -235,6 +237,7 @@ class TlsTransport:
 
         Raises:
             NotTls: The peer speaks something else.
+            BadHello: Its first message is too long, or damaged.
             ssl.SSLError: It comes to nothing; closing tells the peer why.
             OSError: The peer is gone.
         """
@@ -242,10 +245,17 @@ class TlsTransport:
         if data is not None:
             if not data:
                 raise ConnectionResetError("it left in the middle of the handshake")
-            if not self.has_begun and data[0] != _HANDSHAKE_RECORD:
+            if not self.has_begun and data[0] != HANDSHAKE_RECORD:
                 raise NotTls(_not_tls(data))
             self.has_begun = True
-            self._incoming.write(data)
+            if self._hello is None:
+                self._incoming.write(data)
+            elif self._hello.add(data):
+                self._incoming.write(self._hello.data)
+                self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+                self._hello = None
+        if self._hello is not None:
+            return False
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
             self._is_encrypted = True
@@ -374,6 +384,7 @@ class TlsTransport:
             self.flush()
         self._inner.close()
         self._tls, self._incoming, self._outgoing = _OVER, _NOTHING, _NOTHING
+        self._hello = None
 
     # --- what the transport below calls --------------------------------------------------
 

@@ -440,7 +440,7 @@ async def test_a_client_that_looks_for_another_name_is_told_of(
         (FRAME, "it speaks without TLS here"),
         (FRAME[:1], "it speaks without TLS here"),
         (b"GET / HTTP/1.1\r\n\r\n", "it speaks HTTP without TLS here; its address should begin"),
-        (b"\x16\x03\x01\xff\xff" + b"x" * 70_000, "length"),
+        (b"\x16\x03\x01\xff\xff" + b"x" * 70_000, "longer than 16 KiB"),
         (b"\x16what is this?", "wrong version number"),
     ],
 )
@@ -568,6 +568,22 @@ async def test_who_only_looks_whether_the_port_is_open_is_no_news(
         assert reset.closed
         assert here.warned == []
         assert here.ended() == {"left": 2}
+
+
+async def test_a_hello_without_an_end_is_refused_and_the_log_says_why(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """What is kept of it is bounded; whoever writes such a client wants to know."""
+    async with guarded(tmp_path) as here:
+        wire = here.arrive()
+        record = b"\x16\x03\x01\x20\x00" + b"\x01\x02\x00\x00".ljust(0x2000, b"x")
+        for _ in range(3):
+            wire.put(record)
+            await settle()
+
+        assert wire.closed
+        assert ["its client hello is longer than 16 KiB"] == here.warned
+        assert {"refused": 1} == here.ended()
 
 
 async def test_only_so_many_shake_hands_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
