@@ -310,7 +310,7 @@ class Connection:
         if self._has_heard or self.security.uses_tls:
             return "the server closed the connection"
         # OpenSSL says nothing to somebody who doesn't speak TLS.
-        why = "maybe it speaks TLS: security.protocol"
+        why = "maybe it speaks TLS: security.protocol; or it is a node that has just started"
         return f"the server closed the connection before it said anything ({why})"
 
     def _take(self, event: ResponseEvent) -> None:

@@ -45,11 +45,19 @@ CATALOGUE: Final = (
     _kind(
         "listening",
         "info",
-        "host port tls cluster_id leader_epoch? software",
+        "host port tls cluster_id? leader_epoch? software",
         "The socket is open; groups are loaded next. Each address has a line. A node of a cluster "
-        "has no `leader_epoch`: each journal has its own.",
+        "has no `leader_epoch`: each journal has its own; and no `cluster_id` before "
+        "`cluster.found`, unless that is set.",
     ),
     _kind("http.listening", "info", "host port tls", "The same, of the HTTP listener."),
+    _kind(
+        "cluster.found",
+        "info",
+        "cluster_id",
+        "A node of a cluster has found it in ZooKeeper, and reads its logs next. Until they are "
+        "read, requests are answered COORDINATOR_NOT_AVAILABLE (15).",
+    ),
     _kind(
         "loading",
         "info",

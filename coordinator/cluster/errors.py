@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from coordinator.log.errors import LogError, LogRefused
+from coordinator.log.errors import EXIT_UNREACHABLE, LogError, LogRefused
 
-EXIT_UNREACHABLE: Final = 69
 EXIT_BUG: Final = 70
 
 

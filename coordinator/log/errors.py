@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 # What the system says when there is no room for a write.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 EXIT_CORRUPT: Final = 65
+EXIT_UNREACHABLE: Final = 69
 EXIT_WRITE_FAILED: Final = 74
 EXIT_REFUSED: Final = 78
 

@@ -143,7 +143,7 @@ class Store(Protocol):
         logs: All of them.
         replays: The same, to be loaded at the start; none if they are followed instead.
         health: What is wrong with them, and with the node over them.
-        cluster_id: Of those that write them.
+        cluster_id: Of those that write them; "" while that is not known yet.
         num_partitions: Offsets partitions, in all logs together.
     """
 

@@ -76,7 +76,6 @@ class Node:
 
     Attributes:
         health: What is wrong with it.
-        cluster_id: Of its logs.
         start_flushes: Begins a flush of each log that has something to write, unless one of it is
             on its way.
         checks: How each part of it is.
@@ -98,7 +97,6 @@ class Node:
     ) -> None:
         self.totals = totals
         self.health = health = store.health
-        self.cluster_id = store.cluster_id
         self.num_partitions = store.num_partitions
         self.commit_timeout_ms = commit_timeout_ms
         self.now = environment.now
@@ -196,6 +194,11 @@ class Node:
         return ShardRunner(partition, core, codec, log, self._flushers[log].want, self)
 
     # --- for the server -----------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of its cluster; "" while that is not known yet."""
+        return self._store.cluster_id
 
     @property
     def leader_epoch(self) -> int:

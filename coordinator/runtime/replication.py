@@ -27,7 +27,7 @@ ends by itself.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -153,6 +153,7 @@ class Replication:
         alarm_bytes: With so much to be written, look again at once.
         state_max_bytes: So much all logs together may come to, as they are kept.
         machine: Decides.
+        find: Finds the cluster, before anything is asked of `engine`; sets ``cluster_id``.
         compact: See `Snapshotter.submit`; likewise ``stop``.
     """
 
@@ -169,6 +170,7 @@ class Replication:
         """Make it; `engine` is set, and its events reach `told`, before `run`."""
         self.machine = machine
         self.engine: Engine
+        self.find: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.health = Health(environment, ZOOKEEPER)
         self.cluster_id = cluster_id
         self.num_partitions = num_partitions
@@ -420,15 +422,17 @@ class Replication:
     # --- tasks --------------------------------------------------------------------------
 
     async def run(self, node: LogUser) -> None:
-        """Follow and lead, until cancelled.
+        """Find the cluster, then follow and lead, until cancelled.
 
         Raises:
-            LogError: What is kept can't be led or followed any more.
+            LogError: There is no cluster that will do, or what it keeps can't be led or followed
+                any more.
         """
         self._node = node
         self._began_ms = self._now().mono_ms
         for journal in self._of_journal:
             journal.runners = node.runners_in(journal.number)
+        await self.find()
         async with trio.open_nursery() as nursery:
             for journal in self._of_journal:
                 nursery.start_soon(journal.run, node, self._now)
@@ -472,7 +476,7 @@ class Replication:
 
     def changed(self) -> None:
         """The status of shards is another one: see who may serve, and whether all is loaded."""
-        topics_are_known = self._of_journal[0].runners[0].status is not Status.CLOSED
+        topics_are_known = not self._of_journal[0].runners[0].is_unread
         now_ms = self._now().mono_ms
         for journal in self._of_journal:
             journal.let_serve(now_ms, may_serve=topics_are_known)

@@ -22,6 +22,7 @@ from protocol.partition import NO_LEADER_EPOCH
 class Status(Enum):
     """Whether the partition can be asked."""
 
+    STARTING = "starting"  # Another node may lead it; this one has not read its log yet.
     LOADING = "loading"
     ACTIVE = "active"
     SUSPENDED = "suspended"  # Led, and cut off from the log: nothing can be decided for a while.
@@ -32,6 +33,7 @@ class Status(Enum):
 
 # Why a partition can't be asked.
 _REFUSALS: Final[Mapping[Status, ErrorCode | None]] = {
+    Status.STARTING: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     Status.LOADING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     Status.ACTIVE: None,
     Status.SUSPENDED: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -43,6 +45,8 @@ _REFUSALS: Final[Mapping[Status, ErrorCode | None]] = {
 _LED: Final = frozenset({Status.ACTIVE, Status.SUSPENDED, Status.CUT_OFF})
 # In which everything is in memory that the log says.
 _WHOLE: Final = _LED | {Status.FOLLOWING}
+# In which nothing is in memory, and nothing will be before the log was read.
+_UNREAD: Final = frozenset({Status.STARTING, Status.CLOSED})
 
 
 class Services(Protocol):
@@ -302,7 +306,7 @@ class ShardRunner(Generic[C]):
         self.partition = partition
         self.core = core
         self.log = log
-        self.status = Status.CLOSED if log.is_fenced else Status.LOADING
+        self.status = Status.STARTING if log.is_fenced else Status.LOADING
         self.gate = (
             FencedGate(self._released, self._next_write)
             if log.is_fenced
@@ -328,6 +332,11 @@ class ShardRunner(Generic[C]):
     def is_whole(self) -> bool:
         """Whether everything is in memory that the log says, whoever leads."""
         return self.status in _WHOLE
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing is in memory, and the log is not being read to serve here."""
+        return self.status in _UNREAD
 
     @property
     def is_led(self) -> bool:
@@ -488,7 +497,8 @@ class ShardRunner(Generic[C]):
         What was appended up to *doubtful_offset* and isn't durable is answered 1000, as it may be
         in the log, or come there. Everything else is answered 16.
         """
-        self.status = Status.CLOSED
+        if self.status is not Status.STARTING:
+            self.status = Status.CLOSED
         self.unloads += 1
         waiting = self.gate.give_up()
         doubtful = [parked for parked in waiting if parked[0] <= doubtful_offset]
@@ -510,7 +520,7 @@ class ShardRunner(Generic[C]):
 
     def follow(self) -> None:
         """The log was read to its end: go on replaying what another node decides."""
-        assert self.status is Status.CLOSED
+        assert self.status in _UNREAD
         self.core.caught_up()
         self.status = Status.FOLLOWING
 
@@ -540,7 +550,7 @@ class ShardRunner(Generic[C]):
 
     def hand_over(self) -> None:
         """Answer 16 from here on; what was appended is answered when it is durable. `rest` next."""
-        if self.status not in {Status.FOLLOWING, Status.CLOSED}:
+        if self.status is not Status.FOLLOWING and not self.is_unread:
             self.status = Status.FOLLOWING
             self.unloads += 1
 

@@ -37,6 +37,7 @@ CONNECTIONS_CLOSED: Final = (
     "malformed",
     "unauthenticated",
     "failed",
+    "starting",
     "shutdown",
 )
 CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "quota", "descriptors")

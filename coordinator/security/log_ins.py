@@ -48,27 +48,36 @@ class LogIns:
         self._password = self._read_password() if settings.sasl_bootstrap_user else ""
 
     def over(self, users: Users, secret: bytes) -> Callable[[], LogIn]:
-        """Return what begins the log-in of a connection; *secret* is the same at each start."""
-        settings = self._settings
-        authenticator = Authenticator(
-            mechanisms=settings.mechanisms(),
+        """Return what begins the log-in of a connection; for *secret* see `take_secret`.
+
+        With an empty one nobody may log in before `take_secret`.
+        """
+        self._authenticator = authenticator = Authenticator(
+            mechanisms=self._settings.mechanisms(),
             credential=users.credential,
             bearer=self._bearer,
-            secret=hmac.digest(secret, b"log-ins", "sha256"),
-            max_session_ms=settings.connections_max_reauth_ms,
+            secret=secret,
+            max_session_ms=self._settings.connections_max_reauth_ms,
         )
-        if settings.sasl_bootstrap_user:
+        if secret:
+            self.take_secret(secret)
+        return lambda: LogIn(authenticator)
+
+    def take_secret(self, secret: bytes) -> None:
+        """Make up credentials by *secret*, which is the same at each start."""
+        authenticator = self._authenticator
+        assert authenticator is not None
+        authenticator.secret = hmac.digest(secret, b"log-ins", "sha256")
+        if self._settings.sasl_bootstrap_user:
             try:
                 authenticator.credential = with_bootstrap(
-                    users.credential,
-                    settings.sasl_bootstrap_user,
+                    authenticator.credential,
+                    self._settings.sasl_bootstrap_user,
                     self._password,
                     authenticator.made_up,
                 )
             finally:
                 self._password = ""
-        self._authenticator = authenticator
-        return lambda: LogIn(authenticator)
 
     def accounts(self, new_secret: Callable[[], bytes]) -> Accounts:
         """Return who can say over HTTP who he is, by what clients log in by."""
@@ -76,7 +85,7 @@ class LogIns:
         assert authenticator is not None
         return Accounts(
             bearer=self._bearer,
-            credential=authenticator.credential,
+            credential=lambda name, mechanism: authenticator.credential(name, mechanism),  # noqa: PLW0108 - it changes with the secret
             made_up=authenticator.made_up,
             mechanisms=[name for name in authenticator.mechanisms if name in SCRAM],
             new_secret=new_secret,

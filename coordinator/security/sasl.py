@@ -90,6 +90,7 @@ class Authenticator:
         mechanisms: Those that are enabled.
         credential: Looks users up.
         max_session_ms: How long a log-in is good for at most; 0 is for ever.
+        secret: What made-up credentials are made of.
 
     """
 
@@ -124,7 +125,7 @@ class Authenticator:
         self.max_session_ms = max_session_ms
         self.credential = credential
         self._bearer = bearer
-        self._secret = secret
+        self.secret = secret
 
     def begin(self, mechanism: str) -> Conversation:
         """Return a new conversation.
@@ -144,9 +145,9 @@ class Authenticator:
         seed = f"{mechanism}\0{name}".encode()
 
         def derived(what: bytes) -> bytes:
-            return hmac.digest(self._secret, what + b"\0" + seed, algorithm)
+            return hmac.digest(self.secret, what + b"\0" + seed, algorithm)
 
-        salt = hmac.digest(self._secret, b"salt\0" + seed, "sha512")[:SALT_BYTES]
+        salt = hmac.digest(self.secret, b"salt\0" + seed, "sha512")[:SALT_BYTES]
         stored_key, server_key = derived(b"stored key"), derived(b"server key")
         assert len(stored_key) == len(server_key) == key_bytes
         return salt, stored_key, server_key, ITERATIONS

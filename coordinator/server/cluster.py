@@ -14,7 +14,7 @@ import structlog
 from coordinator.cluster import snapshot_child
 from coordinator.cluster.engine import Registration, Snapshot
 from coordinator.cluster.entries import FORMATS
-from coordinator.cluster.founding import find_or_found
+from coordinator.cluster.founding import Found, find_or_found
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
@@ -54,7 +54,7 @@ class ClusterLogs:
         environment: Environment,
         new_cluster_id: Callable[[], str],
     ) -> None:
-        """Find the cluster, or make it if `cluster.create` says so; blocks.
+        """Make the logs of a node; the cluster is found when their store runs.
 
         Args:
             settings: They name the ensemble.
@@ -64,11 +64,12 @@ class ClusterLogs:
 
         Raises:
             ConfigError: A file that the settings name can't be used.
-            LogError: The ensemble, or what stands in it, can't be.
         """
         access = access_of(settings)
         layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
-        found = find_or_found(
+        self._take_secret: Callable[[bytes], None] = lambda _: None
+        self._find = partial(
+            find_or_found,
             access,
             layout,
             cluster_id=settings.cluster_id,
@@ -76,10 +77,6 @@ class ClusterLogs:
             patience_s=PATIENCE_S,
             advice=None if settings.cluster_create else _ADVICE.format(init_command(settings)),
         )
-        if found.is_new:
-            log.info("log.created", cluster_id=found.cluster_id)
-        for server, reason in found.unknown.items():
-            log.warning("zookeeper.release_unknown", server=server, reason=reason)
         now = environment.now()
         machine = ClusterNode(
             registration=Registration(
@@ -100,7 +97,7 @@ class ClusterLogs:
         self.store = self.coordination = Replication(
             machine,
             environment,
-            cluster_id=found.cluster_id,
+            cluster_id=settings.cluster_id,
             num_partitions=layout.num_partitions,
             state_max_bytes=settings.cluster_state_max_bytes,
             snapshots=Snapshots(
@@ -109,9 +106,28 @@ class ClusterLogs:
                 tail_entries=settings.cluster_snapshot_entries,
             ),
         )
-        self.secret = found.secret
+        self._environment = environment
+        self.store.find = self._found
         deliver = Mailbox(environment.poller.watch).put
         self.store.engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
+
+    async def _found(self) -> None:
+        """Find the cluster, or make it if `cluster.create` says so. Raises LogError."""
+        answers: list[Found] = []
+        # Nobody waits for the thread at the end of the process, as the thread may for ZooKeeper.
+        await self._environment.run_blocking(lambda: answers.append(self._find()))
+        (found,) = answers
+        if found.is_new:
+            log.info("log.created", cluster_id=found.cluster_id)
+        for server, reason in found.unknown.items():
+            log.warning("zookeeper.release_unknown", server=server, reason=reason)
+        log.info("cluster.found", cluster_id=found.cluster_id)
+        self._take_secret(found.secret)
+        self.store.cluster_id = found.cluster_id
+
+    def on_secret(self, take: Callable[[bytes], None]) -> None:
+        """Have *take* called with it when the cluster is found."""
+        self._take_secret = take
 
     def apply(self, settings: Settings) -> None:
         """Let the logs become so large from now on."""

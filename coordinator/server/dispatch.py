@@ -50,6 +50,9 @@ _TOPIC_LOOKS: Final = 10
 # What an offset, a member or a group adds to an answer besides its names and bytes.
 _ITEM_BYTES: Final = 24
 
+_STARTING: Final = Status.STARTING
+_IS_STARTING: Final = "this node starts: it has yet to find its cluster, and to read what is in it"
+
 _E = ErrorCode
 _Refusal = tuple[ErrorCode, str]
 _TOO_LARGE: Final = m.BareError(_E.RESPONSE_TOO_LARGE)
@@ -68,6 +71,7 @@ class Dispatcher:
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
         self._node = node
+        self._registry = node.registry
         self._settings = settings
         self._coordination = coordination
         self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
@@ -117,9 +121,22 @@ class Dispatcher:
             m.MoveJournalRequest: self._move_journal,
         }
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether nothing is known yet of the cluster's topics, users and rules."""
+        return self._registry.status is _STARTING
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether it is known which cluster this is."""
+        return bool(self._node.cluster_id)
+
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
         """Decide *call*; its answer may come at once or later."""
         request: Any = call.request
+        if self._registry.status is _STARTING and type(request) is not m.ApiVersionsRequest:
+            _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, _IS_STARTING)
+            return
         special = self._special.get(type(request))
         if special is not None:
             special(call, request, now)

@@ -262,6 +262,12 @@ class Gatekeeper:
         self.throttles = Throttles(quotas, now_ms, self.later.do, telemetry)
         self.has_gates = authorizer.is_on
 
+    @property
+    def unready(self) -> ErrorCode:
+        """Why a client is told to come back, as long as `knows_users` doesn't hold."""
+        is_starting = self.dispatcher.is_starting
+        return _E.COORDINATOR_NOT_AVAILABLE if is_starting else _E.COORDINATOR_LOAD_IN_PROGRESS
+
     def gate(self, client: Client, peer: str, principal: str, ends_wall_ms: int | None) -> "Gate":
         """Return the gate before *client*, whom its connection alone tells to be *principal*."""
         gate = Gate(self, client, peer)
@@ -360,7 +366,7 @@ class Gate:
         if access is None or self.over_because(now.wall_ms) is not None:
             return Verdict(None, lambda _: error_response(request, _E.ILLEGAL_SASL_STATE))
         if access.version != self._rules.version and not self._knows_rules(access):
-            return Verdict(None, lambda _: error_response(request, _E.COORDINATOR_LOAD_IN_PROGRESS))
+            return Verdict(None, lambda _: error_response(request, self._keeper.unready))
         verdict = None if access.is_free else NEEDS[type(request)](access, request)
         if verdict is not None:
             answer = verdict.complete(None) if verdict.request is None else None
@@ -387,7 +393,7 @@ class Gate:
         if access is None or verdict_on is None or now.wall_ms >= self._ends_wall_ms:
             self._dispatch_before_rights(call, request, caller, now)
         elif access.version != self._rules.version and not self._knows_rules(access):
-            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+            call.fail(self._keeper.unready, -1)
         elif not access.is_free and (verdict := verdict_on(access, request)) is not None:
             self._narrow(call, verdict, caller, now)
         elif (
@@ -527,7 +533,7 @@ class Gate:
         keeper, log_in = self._keeper, self._log_in
         assert log_in is not None
         if not keeper.knows_users():
-            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+            call.fail(keeper.unready, -1)
             return
         if keeper.attempts.are_too_many(self._peer, now.mono_ms):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))

@@ -1,10 +1,10 @@
 """Start and stop the daemon: the logs outermost, sessions inside them, the door innermost.
 
-Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), or find
-the cluster, open the door ("listening"), load or read what is there ("ready"). Stop: close the
-door, unload every shard, which answers what is parked, wait for the last flush, write the marker of
-a clean stop. The clients that are still connected see their connection close after their last
-answer.
+Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), open
+the door ("listening"), load what is there, or find the cluster and read what is in it ("ready").
+Stop: close the door, unload every shard, which answers what is parked, wait for the last flush,
+write the marker of a clean stop. The clients that are still connected see their connection close
+after their last answer.
 """
 
 import base64
@@ -30,7 +30,7 @@ from coordinator.group.core import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.group.totals import Totals
 from coordinator.log.directory import OsDirectory
-from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
+from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, EXIT_UNREACHABLE, LogError
 from coordinator.log.format import SECRET_BYTES, epoch_by_clock
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import Compaction, RunChild, compact_in_child
@@ -200,7 +200,6 @@ class Logs(Protocol):
     Attributes:
         store: The node's.
         coordination: Knows who leads what.
-        secret: Nobody else knows it.
         leader_epoch: Of the whole node; None if each log has its own.
     """
 
@@ -213,12 +212,11 @@ class Logs(Protocol):
         """See the class."""
 
     @property
-    def secret(self) -> bytes:
-        """See the class."""
-
-    @property
     def leader_epoch(self) -> int | None:
         """See the class."""
+
+    def on_secret(self, take: Callable[[bytes], None]) -> None:
+        """Have *take* called with what nobody else knows, now or as soon as it is known."""
 
     def apply(self, settings: Settings) -> None:
         """Take over what may change."""
@@ -257,8 +255,11 @@ class FolderLogs:
         self.store = make_folder(settings, journal, environment, run_child)
         leader = Leader(settings.node_id, endpoints, journal.leader_epoch)
         self.coordination = EmbeddedCoordination(leader)
-        self.secret = journal.key.secret
         self.leader_epoch = journal.leader_epoch
+
+    def on_secret(self, take: Callable[[bytes], None]) -> None:
+        """Pass what is in the folder."""
+        take(self._journal.key.secret)
 
     def apply(self, settings: Settings) -> None:
         """Keep so much room from now on."""
@@ -277,8 +278,8 @@ async def serve(
 
     A node of a cluster has no data folder.
 
-    The addresses come first: a port that is taken must not leave a new data folder behind. Who
-    connects before the log is open waits.
+    The addresses come first: a port that is taken must not leave a new data folder behind. A client
+    that connects before a folder's log is open waits; before a cluster is found, it is answered 15.
     """
     try:
         certificates = load_certificates(settings)
@@ -393,8 +394,10 @@ async def _serve_logs(
         coordination=logs.coordination,
         max_connections=max_connections(settings),
         authorizer=make_authorizer(settings, node),
-        begin_log_in=make_log_ins(log_ins, node, logs.secret),
+        begin_log_in=make_log_ins(log_ins, node, b""),
     )
+    if log_ins is not None:
+        logs.on_secret(log_ins.take_secret)
     manager = console.manager
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
     native = len(settings.listener_addresses())
@@ -506,7 +509,7 @@ def _tell_listening(
         log.info(
             "listening",
             **where,
-            cluster_id=logs.store.cluster_id,
+            **({"cluster_id": found} if (found := logs.store.cluster_id) else {}),
             **({} if logs.leader_epoch is None else {"leader_epoch": logs.leader_epoch}),
             software=SERVER_SOFTWARE,
         )
@@ -656,7 +659,7 @@ def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:
     if log_errors is not None:
         error = _first(log_errors)
         assert isinstance(error, LogError)
-        is_refused = error.exit_status == EXIT_REFUSED
+        is_refused = error.exit_status in {EXIT_REFUSED, EXIT_UNREACHABLE}
         log.critical("refused" if is_refused else "log.failed", reason=str(error))
         return error.exit_status
     bad_records, rest = failures.split(RecordError)

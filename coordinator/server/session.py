@@ -106,6 +106,7 @@ FAILED: Final = "failed"
 UNAUTHENTICATED: Final = "unauthenticated"
 MALFORMED: Final = "malformed"
 SHUTDOWN: Final = "shutdown"
+STARTING: Final = "starting"
 # Why a connection ends that overstays, also one of HTTP.
 SLOW_READER: Final = "slow_reader"
 
@@ -358,11 +359,11 @@ class Session:
         self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
         self.take_no_more()
 
-    def take_no_more(self) -> None:
+    def take_no_more(self, why: str = UNAUTHENTICATED) -> None:
         """Drop what was read and not taken, and end the connection once it has its answers."""
         self._has_ended = True
         self._drop_untaken()
-        self.close_after_answers(UNAUTHENTICATED)
+        self.close_after_answers(why)
 
     def refuse(self) -> None:
         """End the connection now, as its principal has too many."""
@@ -695,7 +696,12 @@ class Session:
         """Note what *call* says of its sender, or that it may wait; say whether it is decided."""
         if type(request) is ApiVersionsRequest:
             self.caller = self.caller._replace(client_id=request.client_id)
-            return True
+            if self._sessions.dispatcher.has_cluster:
+                return True
+            # Clients remember the cluster's id, and take another one for another cluster.
+            call.drop()
+            self.take_no_more(STARTING)
+            return False
         if self.gate is not None and self.gate.is_closed:
             return True
         call.parks = True

@@ -15,10 +15,10 @@ What all of them say comes to one word for the service manager of the supervisor
        +---------+---> given up: it was refused, and the next start would find the same
 
 A node that has said anything, also that it loads, is ended if nothing more comes for a minute; one
-that has never said anything after five, as it waits for ZooKeeper before its event loop turns. One
-that ends is started again, later and later. Its standard input ends with the supervisor,
-which it takes for SIGTERM: no node is left behind by a supervisor that was killed. Nodes are
-process groups of their own, so what is typed on a terminal reaches the supervisor alone.
+that has never said anything after five, as its event loop does not turn yet. One that ends is
+started again, later and later. Its standard input ends with the supervisor, which it takes for
+SIGTERM: no node is left behind by a supervisor that was killed. Nodes are process groups of their
+own, so what is typed on a terminal reaches the supervisor alone.
 """
 
 import math
@@ -48,7 +48,7 @@ RETRY_LAST_S: Final = 60.0
 CALM_S: Final = 60.0
 # An event loop that hangs so long is ended.
 WATCHDOG_S: Final = 60.0
-# So long a start may be silent: servers of ZooKeeper that don't answer take it two minutes.
+# So long a start may be silent: all of its imports may come from a slow disk.
 FIRST_WORD_S: Final = 300.0
 # So much longer than its drain takes at most a node may need to end.
 GRACE_S: Final = 10.0

@@ -102,7 +102,7 @@ def test_tools_of_old_show_who_leads_before_and_after_a_node_is_killed(
         until(lambda: old_tools() == expected(client, nodes), "the tool shows that")
         assert topics(at, "--unavailable-partitions") == []
         assert topics(at, "--under-replicated-partitions") == []
-        cluster_id = nodes.running[1].wait_for("listening")["cluster_id"]
+        cluster_id = nodes.running[1].wait_for("cluster.found")["cluster_id"]
         printed = shell(at, "ls /brokers/ids", "get /cluster/id", "get /brokers/ids/2")
         assert "[1, 2]" in printed
         assert f'{{"version":1,"id":"{cluster_id}"}}' in printed

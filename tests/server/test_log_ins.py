@@ -16,6 +16,8 @@ from trio.testing import MockClock
 
 from coordinator.config import ConfigError, load_settings
 from coordinator.runtime.poller import SLICE_S
+from coordinator.runtime.shard import Status
+from coordinator.security.log_ins import LogIns
 from coordinator.security.sasl import credential_of
 from protocol import messages as m
 from protocol.acls import Operation, PatternType, ResourceType
@@ -444,17 +446,57 @@ async def test_a_token_that_is_taken_out_of_its_file_ends_its_connections(
         assert [client.transport.closed for client in clients] == [True, False]
 
 
-async def test_while_users_are_loaded_a_log_in_is_told_to_come_back(
-    tmp_path: Path, autojump_clock: MockClock
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (Status.LOADING, E.COORDINATOR_LOAD_IN_PROGRESS),
+        (Status.STARTING, E.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+async def test_while_users_are_not_known_yet_a_log_in_is_told_to_come_back(
+    status: Status, error: E, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """To be refused would end a client for good that only came too early."""
     async with guarded(tmp_path) as here:
-        here.node.registry.status = type(here.node.registry.status).LOADING
+        here.node.registry.status = status
         client = here.connect()
         answer = await step(client, m.SaslHandshakeRequest(SCRAM))
-        assert answer.error == E.COORDINATOR_LOAD_IN_PROGRESS
-        here.node.registry.status = type(here.node.registry.status).ACTIVE
+        assert answer.error == error
+        here.node.registry.status = Status.ACTIVE
         assert (await log_in(client, "root", SECRET)).error == 0
+
+
+def test_a_secret_that_is_known_later_makes_up_the_same_credentials(tmp_path: Path) -> None:
+    """A node of a cluster has it from ZooKeeper; other salts would tell who is no user."""
+    password = tmp_path / "password"
+    password.write_text(SECRET)
+    settings = load_settings(
+        overrides=[
+            "listeners=SASL_PLAINTEXT://127.0.0.1:9310",
+            "sasl.bootstrap.user=root",
+            f"sasl.bootstrap.password.file={password}",
+        ]
+    )
+
+    def credentials(secret: bytes, later: bytes) -> list[Any]:
+        log_ins = LogIns(settings, lambda _name, _fields: None)
+        log_ins.over(Nobody(), secret)
+        accounts = log_ins.accounts(lambda: b"")
+        if later:
+            log_ins.take_secret(later)
+        looks = accounts._credential, accounts._made_up
+        return [look(name, SCRAM) for look in looks for name in ("root", "nobody")]
+
+    at_once = credentials(b"secret", b"")
+    assert credentials(b"", b"secret") == at_once
+    assert credentials(b"", b"another") != at_once
+
+
+class Nobody:
+    """The users of a cluster that has none."""
+
+    def credential(self, name: str, mechanism: str) -> None:
+        """Return None: there is no such user."""
 
 
 async def test_a_listener_without_sasl_knows_no_log_in() -> None:
