@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -139,7 +139,8 @@ class Flooding:
             answers = data.count(_ANSWER)
             self.counts["answers"] += answers
             self.counts["well"] += data.count(_WELL)
-            sock.sendall(self._request * answers)
+            with suppress(OSError):  # If the daemon has closed it, the next read shows that.
+                sock.sendall(self._request * answers)
 
 
 def run(flood: Flood) -> dict[str, float]:
@@ -221,27 +222,30 @@ def measure(folder: Path, cores: Cores, times: Times) -> dict[str, list[dict[str
     with http_daemon(folder, cores) as (server, http_port):
         for turn in range(times.rounds):
             for row in FLOODS[:: 1 if turn % 2 else -1]:
-                plan = _commits(server, times)
-                flood = Flood(
-                    server.host,
-                    http_port,
-                    native_port=server.port if "streams" in row.flood else None,
-                    **row.flood,
-                )
-                is_flood = bool(row.flood)
-                with (
-                    beside("bench.http_flood", flood, core=cores.load)
-                    if is_flood
-                    else nullcontext(dict[str, Any]())
-                ) as flooded:
-                    found = run_json("bench.load", plan, core=cores.load)
-                found["answers_per_s"] = flooded.get("answers", 0) / flooded.get("seconds", 1)
-                found["not_well"] = flooded.get("answers", 0) - flooded.get("well", 0)
-                found["event_mb_per_s"] = (
-                    flooded.get("event_bytes", 0) / flooded.get("seconds", 1) / 1e6
-                )
-                samples[row.name].append(found)
+                samples[row.name].append(commits_beside(server, http_port, row, cores, times))
     return samples
+
+
+def commits_beside(
+    server: Server, http_port: int, row: Row, cores: Cores, times: Times
+) -> dict[str, float]:
+    """Return the latencies of commits beside the flood of *row*, and its answers.
+
+    Raises:
+        ProcessError: One of the processes failed.
+    """
+    native_port = server.port if "streams" in row.flood else None
+    flood = Flood(server.host, http_port, native_port=native_port, **row.flood)
+    with (
+        beside("bench.http_flood", flood, core=cores.load)
+        if row.flood
+        else nullcontext(dict[str, Any]())
+    ) as flooded:
+        found: dict[str, float] = run_json("bench.load", _commits(server, times), core=cores.load)
+    found["answers_per_s"] = flooded.get("answers", 0) / flooded.get("seconds", 1)
+    found["not_well"] = flooded.get("answers", 0) - flooded.get("well", 0)
+    found["event_mb_per_s"] = flooded.get("event_bytes", 0) / flooded.get("seconds", 1) / 1e6
+    return found
 
 
 def _commits(server: Server, times: Times) -> Plan:

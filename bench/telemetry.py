@@ -18,7 +18,16 @@ from typing import Final
 from bench.chromium import missing
 from bench.command import Bench, Benchmark, command
 from bench.history import History
-from bench.http_flood import FLOODS, QUICK, Flood, Times, http_daemon, measure
+from bench.http_flood import (
+    FLOODS,
+    QUICK,
+    Flood,
+    Row,
+    Times,
+    commits_beside,
+    http_daemon,
+    measure,
+)
 from bench.load import Plan
 from bench.measures import Medians, Samples, at_most, field_at_most
 from bench.operators import fill_with_lag
@@ -35,6 +44,13 @@ PAGE_GROUPS: Final = 2_000
 UPDATES: Final = 30
 MAX_SERIES: Final = 1_000_000
 FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
+MANY_GROUPS: Final = 100_000
+READERS: Final = Row(
+    "readers",
+    f"24 readers of /metrics over {MANY_GROUPS:,} groups",
+    {"askers": 24, "path": "/metrics"},
+)
+READERS_TIMES: Final = Times(1, 1.0, 15.0)
 # As deploy/prometheus has it. A load that is looked at lasts as long, and has one scrape in it.
 SCRAPE_PERIOD_S: Final = 15.0
 LOOKED_AT_TURNS: Final = 2
@@ -54,7 +70,7 @@ _TITLES: Final = {
     SCRAPE_BESIDE: "the same beside a client that asks without a pause",
     PAGE: f"the page in Chromium, {PAGE_GROUPS:,} groups with {PARTITIONS} partitions",
     HISTORY: f"an hour's history of {GROUPS * PARTITIONS:,} partitions",
-    **{row.name: f"4,000 commits/s: {row.title}" for row in FLOODS},
+    **{row.name: f"4,000 commits/s: {row.title}" for row in (*FLOODS, READERS)},
 }
 _FIELDS: Final = (
     *((row, "server_cpu_us", "us of CPU a commit", 1) for row in (OFF, ON, OFTEN)),
@@ -68,7 +84,8 @@ _FIELDS: Final = (
     (PAGE, "update_ms", "ms from a commit's answer to the lag of its group", 0),
     (PAGE, "slowest_ms", f"ms, the slowest of {UPDATES}", 0),
     (HISTORY, "history_mb", "MB", 1),
-    *((row.name, "p99_ms", "ms, p99", 1) for row in FLOODS),
+    *((row.name, "p99_ms", "ms, p99", 1) for row in (*FLOODS, READERS)),
+    (READERS.name, "max_ms", "ms, the slowest", 1),
 )
 
 
@@ -94,6 +111,7 @@ _AIMS: Final = (
         at_most(row.name, f"p99 of commits: {row.title}, of alone", partial(_slower, row.name), 2.0)
         for row in FLOODS[1:]
     ),
+    field_at_most(READERS.name, "p99_ms", f"p99 of commits: {READERS.title}", 60.0, "ms"),
 )
 
 
@@ -120,6 +138,19 @@ class TelemetryBench(Bench):
         floods = measure(self.folder / f"{number}-flood", self.choice.cores, times)
         for name, (found,) in floods.items():
             self.keep(name, {"p99_ms": found["p99_us"] / 1000, "wrong": found["wrong"]})
+
+        self._readers(number)
+
+    def _readers(self, number: int) -> None:
+        # On one core the kernel itself gives the disk's thread its turn.
+        cores = self.choice.cores._replace(server=None)
+        groups, times = (20, QUICK) if self.choice.quick else (MANY_GROUPS, READERS_TIMES)
+        folder = self.folder / f"{number}-{READERS.name}"
+        with http_daemon(folder, cores, f"metrics.max.series={MAX_SERIES}") as (server, port):
+            fill_with_lag(server, groups, 1, cores.load)
+            found = commits_beside(server, port, READERS, cores, times)
+        p99_ms, max_ms = found["p99_us"] / 1000, found["max_us"] / 1000
+        self.keep(READERS.name, {"p99_ms": p99_ms, "max_ms": max_ms, "wrong": found["wrong"]})
 
     def _commits(self, number: int) -> None:
         cores = self.choice.cores

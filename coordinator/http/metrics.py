@@ -264,6 +264,7 @@ class Exporter:
             "group_coordinator_received_bytes_total": t.received_bytes,
             "group_coordinator_sent_bytes_total": t.sent_bytes,
             "group_coordinator_flush_seconds": t.flush_s,
+            "group_coordinator_flush_wait_seconds": t.flush_wait_s,
             "group_coordinator_fsync_seconds": t.fsync_s,
             "group_coordinator_flush_bytes": t.flush_bytes,
             "group_coordinator_flush_age_seconds": (

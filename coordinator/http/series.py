@@ -295,6 +295,10 @@ PROCESS_FAMILIES: Final = (
         "group_coordinator_flush_seconds",
         "From the order to write until answers may leave.",
     ),
+    _histogram(
+        "group_coordinator_flush_wait_seconds",
+        "From the order to write until the disk's thread began.",
+    ),
     _histogram("group_coordinator_fsync_seconds", "The synced write alone."),
     _histogram("group_coordinator_flush_bytes", "What one flush wrote."),
     _gauge(

@@ -194,7 +194,9 @@ class Flusher:
         size_bytes = len(flush.data)
         self.flushed_bytes += size_bytes
         assert began_s is not None
-        self._telemetry.flushed(self._clock_s() - began_s, size_bytes, self._log.last_sync_s)
+        log = self._log
+        took_s = self._clock_s() - began_s
+        self._telemetry.flushed(took_s, size_bytes, log.last_sync_s, log.last_wait_s)
         self._written(flush.ends)
         self._go_on()
 

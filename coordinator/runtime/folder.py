@@ -19,6 +19,7 @@ class Folder:
     Attributes:
         logs: This one; likewise ``replays``.
         is_fenced: It is not: a lock keeps others away.
+        last_wait_s: See `FlushLog`.
         end_round: None: nothing is done then.
         health: See `Store`; likewise ``cluster_id``, ``num_partitions``, ``refuses``,
             ``is_exhausted`` and ``alarm_bytes``.
@@ -53,7 +54,9 @@ class Folder:
         self.health = health = Health(environment, DISK)
         self._journal = journal
         self._segment_bytes = segment_bytes
+        self.last_wait_s: float | None = None
         self._submit = environment.submit
+        self._clock_s = environment.clock_s
         self._takes_ballast = False
         self._purged = 0  # Each start looks anew.
         self._watch = StorageWatch(
@@ -110,7 +113,11 @@ class Folder:
 
     def write(self, flush: Flush, done: Done) -> None:
         """Have *flush* written and synced by the disk's thread, and then call *done*."""
-        self._submit(partial(self._journal.write_flush, flush), partial(self._end, done))
+        self._submit(partial(self._write, flush, self._clock_s()), partial(self._end, done))
+
+    def _write(self, flush: Flush, asked_s: float) -> None:
+        self.last_wait_s = self._clock_s() - asked_s
+        self._journal.write_flush(flush)
 
     def _end(self, done: Done, result: outcome.Outcome[None]) -> None:
         if isinstance(result, outcome.Value):

@@ -48,7 +48,13 @@ class ShardLog(Protocol):
 
 
 class FlushLog(Protocol):
-    """What was appended, a flush at a time."""
+    """What was appended, a flush at a time.
+
+    Attributes:
+        last_wait_s: How long the latest flush waited for its thread; None: it has none.
+    """
+
+    last_wait_s: float | None
 
     @property
     def open_bytes(self) -> int:

@@ -74,7 +74,10 @@ class ReplicatedLog:
         append_packed: See `ReplicatedJournal`; likewise ``end_offset`` and ``take_flush``.
         is_fenced: It is.
         last_sync_s: How long the latest flush took.
+        last_wait_s: None: flushes don't wait for a thread of their own.
     """
+
+    last_wait_s: float | None = None
 
     def __init__(self, journal: ReplicatedJournal, store: "Replication") -> None:
         self.append_packed = journal.append_packed

@@ -90,8 +90,9 @@ class Telemetry:
         self.sent_bytes = 0
         self._flush_s = Histogram()
         self._fsync_s = Histogram()
+        self._flush_wait_s = Histogram()
         self._flush_bytes = Histogram(BYTE_BOUNDS)
-        self._flushes: list[tuple[float, int, float]] = []  # Not booked yet.
+        self._flushes: list[tuple[float, int, float, float | None]] = []  # Not booked yet.
         self.flush_began_s: Callable[[], float | None] = lambda: None
         self.stall_s = Histogram()
         self.rebalances: dict[tuple[str, str], int] = {}
@@ -140,6 +141,12 @@ class Telemetry:
         return self._fsync_s
 
     @property
+    def flush_wait_s(self) -> Histogram:
+        """How long flushes waited until the disk's thread began them."""
+        self._book()
+        return self._flush_wait_s
+
+    @property
     def flush_bytes(self) -> Histogram:
         """What flushes wrote."""
         self._book()
@@ -155,9 +162,9 @@ class Telemetry:
         if self._answers_noted >= _ANSWERS_NOTED_MAX:
             self._book()
 
-    def flushed(self, seconds: float, size_bytes: int, sync_s: float) -> None:
-        """Count a flush, of which the synced write took *sync_s*."""
-        self._flushes.append((seconds, size_bytes, sync_s))
+    def flushed(self, seconds: float, size_bytes: int, sync_s: float, wait_s: float | None) -> None:
+        """Count a flush: its write took *sync_s*, and began after *wait_s*, None: no thread's."""
+        self._flushes.append((seconds, size_bytes, sync_s, wait_s))
         if len(self._flushes) >= _FLUSHES_NOTED_MAX:
             self._book()
 
@@ -175,11 +182,12 @@ class Telemetry:
             for kind, took_s in single_s.items():
                 self._answers_of(kind, len(took_s)).note_all(took_s)
         if self._flushes:
-            flush_s, sizes, sync_s = map(list, zip(*self._flushes, strict=True))
+            flush_s, sizes, sync_s, waits = map(list, zip(*self._flushes, strict=True))
             self._flushes.clear()
             self._flush_s.note_all(flush_s)
             self._flush_bytes.note_all(sizes)
             self._fsync_s.note_all(sync_s)
+            self._flush_wait_s.note_all([wait_s for wait_s in waits if wait_s is not None])
 
     def _answers_of(self, kind: int, times: int) -> Histogram:
         """Return the histogram of so many answers; their errors are counted."""

@@ -64,10 +64,12 @@ log: Final = structlog.get_logger()
 FILES_PERIOD_S: Final = 5.0
 EXIT_CANNOT_LISTEN: Final = 75
 GC_THRESHOLD: Final = 50_000
-# The threads of the disk compute, too. Whenever one does, the event loop waits this long for its
-# turn, several times per request. Python's own 5 ms made commits several times as slow beside two
-# readers of changes.
-SWITCH_INTERVAL_S: Final = 0.0005
+# Wait for the interpreter's lock until a thread asks for it, in seconds; the holder then waits
+# until that thread has it. Each system call of the event loop gives the lock up and takes it
+# back within microseconds: that wakes a waiting thread too late, and its wait begins anew. So a
+# thread gets the lock only if the loop holds it for longer than this (and the kernel's timer slack,
+# 50 us) between two calls. Beside HTTP the loop seldom holds it for 0.5 ms, and flushes starved.
+SWITCH_INTERVAL_S: Final = 0.00005
 # Requests that come closer than this are waited for without trio. It is the least that epoll waits.
 STAY_S: Final = 0.001
 # Descriptors kept for the log, the event loop and the listeners: 18 when nothing happens, and more

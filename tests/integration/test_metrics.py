@@ -142,6 +142,7 @@ def test_what_clients_do_is_counted(tmp_path: Path) -> None:
         "group_coordinator_received_bytes_total",
         "group_coordinator_sent_bytes_total",
         "group_coordinator_flush_seconds_count",
+        "group_coordinator_flush_wait_seconds_count",
         "group_coordinator_fsync_seconds_count",
         "group_coordinator_flush_bytes_sum",
         "group_coordinator_log_bytes",

@@ -63,15 +63,17 @@ def test_answers_are_all_there_whenever_somebody_looks(
 
     for api_key, error, times in answers * 20:
         answered_alike(telemetry, api_key, error, 0.003, times)
-        telemetry.flushed(0.003, 700, 0.002)
+        telemetry.flushed(0.003, 700, 0.002, wait_s=0.001)
+        telemetry.flushed(0.003, 700, 0.002, wait_s=None)
         answered[api_key] += times
         if error:
             errors[api_key, error] += times
 
     assert {key: sum(found.counts) for key, found in telemetry.requests.items()} == answered
     assert telemetry.errors == errors
-    assert sum(telemetry.flush_s.counts) == sum(telemetry.fsync_s.counts) == 20 * len(answers)
-    assert telemetry.flush_bytes.total == 700 * 20 * len(answers)
+    assert sum(telemetry.flush_s.counts) == sum(telemetry.fsync_s.counts) == 40 * len(answers)
+    assert sum(telemetry.flush_wait_s.counts) == 20 * len(answers)
+    assert telemetry.flush_bytes.total == 700 * 40 * len(answers)
 
 
 def test_rebalances_are_counted_by_what_began_them_and_timed_if_they_came_to_an_end() -> None:

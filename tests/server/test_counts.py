@@ -53,7 +53,7 @@ async def test_a_parked_join_counts_the_time_for_which_it_waited(
 
 
 async def test_a_commit_counts_the_time_of_the_disk(autojump_clock: MockClock) -> None:
-    """The disk is nearly all of it, and the two histograms say so side by side."""
+    """The disk, and the wait for its thread, are nearly all of it, side by side."""
     async with world() as w:
         telemetry = w.environment.telemetry
         client = w.connect()
@@ -73,6 +73,9 @@ async def test_a_commit_counts_the_time_of_the_disk(autojump_clock: MockClock) -
         assert telemetry.requests[COMMIT].total == pytest.approx(0.5)
         assert counted(telemetry.flush_s) == {0.0005: 1, 0.5: 1}
         assert counted(telemetry.fsync_s) == {0.005: 2}
+        # The second one waited in the first one's place, and began at once.
+        assert counted(telemetry.flush_wait_s) == {0.0005: 1, 0.5: 1}
+        assert telemetry.flush_wait_s.total == pytest.approx(0.35)
         assert counted(telemetry.flush_bytes) == {512: 2}
         assert telemetry.flush_began_s() is None
 
