@@ -459,10 +459,11 @@ CATALOGUE: Final = (
     ),
     _kind("connection.refused", "warning", "peer reason", "There were too many already."),
     _kind(
-        "session.failed",
+        "connection.failed",
         "error",
-        "peer",
-        "A bug of the daemon; that connection is closed. `exception` has the traceback.",
+        "work peer?",
+        "A bug of the daemon in work for one client; its connection is closed, or a task without a "
+        "`peer` begins anew. `exception` has the traceback.",
     ),
     _kind(
         "accept.paused",

@@ -6,7 +6,7 @@ from typing import Any, Final
 from coordinator.events import problem_of
 
 # What only a bug of the daemon makes it log.
-BUGS: Final = frozenset({"session.failed", "request.failed", "http.failed"})
+BUGS: Final = frozenset({"connection.failed", "request.failed", "http.failed"})
 # Each thing that was wrong, once; tests/conftest.py looks after each test.
 PROBLEMS: Final[dict[str, None]] = {}
 

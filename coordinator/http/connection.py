@@ -21,14 +21,15 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 import h11
-import structlog
 
 from coordinator.config import Settings
 from coordinator.group.core import Now
 from coordinator.http.guard import SECURITY_HEADERS
 from coordinator.http.router import METHODS, OTHER, problem, unless_known
 from coordinator.http.routes import POST, Answer, HttpRequest, Refused, Streaming
+from coordinator.runtime.bulkhead import attempt, report
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import Telemetry
 from coordinator.server.session import (
     FAILED,
     IDLE,
@@ -42,8 +43,6 @@ from coordinator.server.session import (
     End,
 )
 from coordinator.server.transport import NETWORK_ERRORS, Transport
-
-log: Final = structlog.get_logger()
 
 Warn = Callable[..., None]  # `Sessions.warn`: event, peer, and more by name.
 
@@ -85,6 +84,7 @@ class Owner(Protocol):
 
     settings: Settings
     poller: Poller
+    telemetry: Telemetry
 
     @property
     def warn(self) -> Warn:
@@ -159,21 +159,20 @@ class HttpSession:
         if self._is_asked and self._stream is None and self._dropped_bytes is None:
             self._want(reading=False, writing=self._is_writing)
             return
+        is_gone, data = False, None
         try:
             data = self.transport.receive_now()
-        except NETWORK_ERRORS:
+        except NETWORK_ERRORS:  # Nothing is closed in here: the traceback holds what it holds.
+            is_gone = True
+        if is_gone:
             self.close()
-            return
         if data is None:
             return
         if self._stream is not None or self._dropped_bytes is not None:
             self._drop(data)
             return
-        try:
-            self._http.receive_data(data)
-            self._next(is_end=not data)
-        except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
-            self._fail(exc)
+        self._http.receive_data(data)
+        self._next(is_end=not data)
 
     def writable(self) -> None:
         """Send more of what the peer didn't take before."""
@@ -250,6 +249,11 @@ class HttpSession:
             self._answer(unless_known(answer, request))
         else:
             self._begin_stream(answer)
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether no part of the answer has been given."""
+        return self._http.our_state is h11.SEND_RESPONSE and self._stream is None
 
     def refuse(self, refused: Refused) -> None:
         """Answer that the request was *refused*, and go on."""
@@ -345,6 +349,7 @@ class HttpSession:
         """Send as much as the peer takes, up to a turn's share."""
         unsent = self._unsent
         had_bytes = self.unsent_bytes
+        is_gone = False
         try:
             while unsent and had_bytes - self.unsent_bytes < _TURN_BYTES:
                 first, begin = unsent[0], self._sent_of_first
@@ -359,7 +364,9 @@ class HttpSession:
                     self._sent_of_first = 0
                 if sent < len(piece):
                     break
-        except NETWORK_ERRORS:
+        except NETWORK_ERRORS:  # As in `readable`.
+            is_gone = True
+        if is_gone:
             self.close()
             return
         if not unsent:
@@ -390,19 +397,16 @@ class HttpSession:
             self.deadlines.between_frames(self._owner.now().mono_ms)
             self._want(reading=True, writing=False)
             if self._http.trailing_data[0]:
-                self._owner.poller.call_soon(self._go_on)
+                self._owner.poller.call_soon(self._go_on, self)
 
     def _go_on(self) -> None:
         """Take what an earlier read has brought, unless a later one came first."""
-        if self.is_closed or self._is_asked or self._dropped_bytes is not None:
-            return
-        try:
+        if not (self.is_closed or self._is_asked or self._dropped_bytes is not None):
             self._next()
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._fail(exc)
 
-    def _fail(self, exc: Exception) -> None:
-        log.error("session.failed", peer=self.transport.peer, exc_info=exc)
+    def fail(self, exception: str) -> None:
+        """Report a bug in work for this connection, which ends."""
+        report(self._owner.telemetry, "http", self.transport.peer, exception)
         self.close(FAILED)
 
     def _want(self, *, reading: bool, writing: bool) -> None:
@@ -439,18 +443,19 @@ class HttpSession:
     def close(self, why: str = PEER) -> None:
         """End the connection, and the stream on it. Idempotent.
 
-        Whose request was refused as a whole has ended for that, whatever came after.
+        Whose request was refused as a whole has ended for that, whatever came after. Each step is
+        taken, even if one before it fails.
         """
         if self.is_closed:
             return
         self.is_closed = True
-        self.transport.close()
+        attempt(self, self.transport.close)
         self._unsent.clear()
         self.unsent_bytes = 0
-        self._owner.forget(self, why if self._dropped_bytes is None else MALFORMED)
+        attempt(self, self._owner.forget, self, why if self._dropped_bytes is None else MALFORMED)
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.end(self)
+            attempt(self, stream.end, self)
 
 
 def _refusal_of_head(request: h11.Request) -> Refused | None:

@@ -39,6 +39,8 @@ from coordinator.http.openapi import Operation, Parameter, Query
 from coordinator.http.overview import REST, Changes, Overview
 from coordinator.http.routes import EventStream, HttpRequest, Pause, Refused, Streaming
 from coordinator.http.viewer import EVERYBODY, Viewer
+from coordinator.runtime.bulkhead import Task, attempt, attempt_async, keep_up
+from coordinator.runtime.telemetry import Telemetry
 from protocol.group_ids import group_id_error
 from protocol.version import VERSION
 
@@ -152,6 +154,12 @@ class Follower:
             self.stream.end("the rules of access have changed")
         return self.stream.is_open
 
+    def tell(self, make: "Callable[[Follower], bytes | None]") -> None:
+        """Send what *make* returns, if that is anything."""
+        # First whether anything may be told: what is made goes by the rules of now.
+        if self.may_go_on() and (made := make(self)) is not None:
+            self.stream.send(made)
+
 
 class Hub:
     """All streams of one node; `run` serves them."""
@@ -160,6 +168,7 @@ class Hub:
         self,
         api: Api,
         overview: Overview,
+        telemetry: Telemetry,
         *,
         now: Callable[[], Now],
         clock_s: Callable[[], float],
@@ -181,6 +190,7 @@ class Hub:
         self._sending = trio.Lock()
         self._watched: set[str] = set()
         self._nursery: trio.Nursery | None = None
+        self._telemetry = telemetry
         overview.tell = self._take
 
     def operations(self) -> tuple[Operation, ...]:
@@ -216,10 +226,11 @@ class Hub:
             return
         if group_id in self._watched:
             # The others were told what it is; the one that has come was not.
-            self._nursery.start_soon(self._tell_group, group_id, follower)
+            self._nursery.start_soon(attempt_async, stream, self._tell_group, group_id, follower)
         else:
             self._watched.add(group_id)
-            self._nursery.start_soon(self._watch, group_id)
+            task = Task(self._telemetry, "events", partial(self._end_of_group, group_id))
+            self._nursery.start_soon(attempt_async, task, self._watch, group_id)
 
     def _end(self, stream: EventStream) -> None:
         self._streams.pop(stream, None)
@@ -248,7 +259,12 @@ class Hub:
                 self._tell_node,
                 self._tell_minutes,
             ):
-                nursery.start_soon(task)
+                nursery.start_soon(keep_up, Task(self._telemetry, "events", self._have_read), task)
+
+    def _have_read(self) -> None:
+        """Have the lists read anew: some news may be lost."""
+        self._is_too_much = True
+        self._is_news.set()
 
     async def _look_at_all(self) -> None:
         while True:
@@ -352,9 +368,7 @@ class Hub:
         left = iter(list(self._streams.values()) if followers is None else followers)
         while some := list(islice(left, _STREAMS_A_TURN)):
             for one in some:
-                # First whether he may be told anything: what is made goes by the rules of now.
-                if one.may_go_on() and (made := make(one)) is not None:
-                    one.stream.send(made)
+                attempt(one.stream, one.tell, make)
             worked_s += self._clock_s() - began_s
             await self._pause()
             began_s = self._clock_s()
@@ -405,13 +419,22 @@ class Hub:
             await self._pause()
         return False
 
+    def _followers(self, group_id: str) -> list[Follower]:
+        return [one for one in self._streams.values() if one.group_id == group_id]
+
+    def _end_of_group(self, group_id: str) -> None:
+        """End the streams that follow it, as `_watch` has failed."""
+        self._watched.discard(group_id)
+        for one in self._followers(group_id):
+            attempt(one.stream, one.stream.end, "what it follows can't be told")
+
     async def _watch(self, group_id: str) -> None:
         """Tell those that follow a group of it, until nobody does."""
         told: views.GroupAlone | None = None
         told_ms = looked_ms = 0
         outline: GroupFacts | None = None
         costs: deque[float] = deque(maxlen=_COSTS)
-        while followers := [one for one in self._streams.values() if one.group_id == group_id]:
+        while followers := self._followers(group_id):
             began_s = self._clock_s()
             before, outline = outline, await self._api.outline(group_id)
             cost_s = self._clock_s() - began_s

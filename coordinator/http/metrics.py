@@ -254,6 +254,7 @@ class Exporter:
             "group_coordinator_connections_accepted_total": t.connections_accepted,
             "group_coordinator_connections_closed_total": _by_one(t.connections_closed),
             "group_coordinator_connections_refused_total": _by_one(t.connections_refused),
+            "group_coordinator_connections_failed_total": _by_one(t.connections_failed),
             "group_coordinator_tls_handshakes_total": _by_one(t.handshakes),
             "group_coordinator_log_ins_total": {
                 (mechanism or "none", result): count

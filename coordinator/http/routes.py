@@ -85,6 +85,9 @@ class EventStream(Protocol):
     def end(self, reason: str) -> None:
         """End it, from this side."""
 
+    def fail(self, exception: str) -> None:
+        """End it, as work for it had a bug: see `bulkhead.Owner`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Streaming:

@@ -18,6 +18,7 @@ from coordinator.http.overview import Overview
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Route
 from coordinator.http.server import HttpSessions
+from coordinator.runtime.bulkhead import Task, keep_up
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
@@ -83,13 +84,14 @@ def _routes(
     node_view = NodeView(node, environment, settings, coordination, lambda: exporter.left_out)
     asker = Asker(node, coordination, pace.pause)
     api = Api(node, overview, node_view, asker, pace.pause)
-    hub = Hub(api, overview, now=node.now, clock_s=clock_s, pause=pace.pause)
+    telemetry = environment.telemetry
+    hub = Hub(api, overview, telemetry, now=node.now, clock_s=clock_s, pause=pace.pause)
     tee.add(overview.heard)
     tee.add(node_view.heard)
     nursery.start_soon(hub.run)
     scrapes = metrics.Scrapes(exporter.scrape, is_open=settings.http_metrics_anonymous)
-    nursery.start_soon(node_view.history.run)
-    nursery.start_soon(scrapes.forget_each)
+    for task in (node_view.history.run, scrapes.forget_each):
+        nursery.start_soon(keep_up, Task(telemetry, "http"), task)
     operations = [
         *health.operations(node),
         *api.operations(),

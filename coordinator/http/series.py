@@ -273,6 +273,7 @@ PROCESS_FAMILIES: Final = (
     _counter(
         "group_coordinator_connections_refused_total", "Connections closed at once.", "reason"
     ),
+    _counter("group_coordinator_connections_failed_total", "Bugs in work for one client.", "work"),
     _counter("group_coordinator_tls_handshakes_total", "Handshakes that ended.", "result"),
     _gauge("group_coordinator_tls_handshakes", "Handshakes that go on."),
     _counter(

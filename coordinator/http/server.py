@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
-from h11 import LocalProtocolError
 
 from coordinator.config import Settings
 from coordinator.http.connection import Asked, HttpSession, Warn
@@ -32,6 +32,7 @@ from coordinator.http.routes import (
 )
 from coordinator.http.viewer import EVERYBODY, FindOut, Viewer
 from coordinator.names import shortened
+from coordinator.runtime.bulkhead import attempt, attempt_async
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
@@ -105,7 +106,7 @@ class HttpSessions:
         self._entry = entry
         self._wall_clock_ms = environment.wall_clock_ms
         self._clock_s = environment.clock_s
-        self._telemetry = environment.telemetry
+        self.telemetry = environment.telemetry
         self._all: dict[HttpSession, None] = {}
         self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
         self._under_way = 0
@@ -130,7 +131,9 @@ class HttpSessions:
                 self._nursery = nursery
                 for listener in listeners:
                     paced = _PacedListener(listener, self._pace)
-                    nursery.start_soon(accept_for_ever, paced, self.begin, self._no_room)
+                    nursery.start_soon(
+                        accept_for_ever, paced, self.begin, self.telemetry, self._no_room
+                    )
                 nursery.start_soon(sweep_for_ever, self, self.poller, self.now)
                 nursery.start_soon(self.poller.run, _nothing, self._pace)
         finally:
@@ -150,26 +153,32 @@ class HttpSessions:
             self._turn_away(transport, "max_connections_per_ip", reason)
             return
         session = HttpSession(self, transport, self.now().mono_ms)
-        try:
-            transport.attach(self.poller, session)
-        except OSError as exc:
-            self._turn_away(transport, NO_DESCRIPTORS, str(exc.strerror))
-            return
         self._all[session] = None
         self._connections_of[transport.counts_as] += 1
+        attempt(session, self._attach, session)
+
+    def _attach(self, session: HttpSession) -> None:
+        no_room = None
+        try:
+            session.transport.attach(self.poller, session)
+        except OSError as exc:
+            no_room = str(exc.strerror)
+        if no_room is not None:
+            self._turn_away(session.transport, NO_DESCRIPTORS, no_room)
+            session.close(FAILED)
 
     def _turn_away(self, transport: Transport, word: str, reason: str) -> None:
-        count(self._telemetry.http_connections_refused, word)
+        count(self.telemetry.http_connections_refused, word)
         self.warn("connection.refused", transport.peer, reason=reason)
         transport.close()
 
     def _no_room(self) -> None:
-        count(self._telemetry.http_connections_refused, NO_DESCRIPTORS)
+        count(self.telemetry.http_connections_refused, NO_DESCRIPTORS)
 
     def forget(self, session: HttpSession, why: str) -> None:
         """Note that *session* has ended, as *why* is counted."""
         if session in self._all:
-            count(self._telemetry.http_connections_closed, why)
+            count(self.telemetry.http_connections_closed, why)
             del self._all[session]
             address = session.transport.counts_as
             self._connections_of[address] -= 1
@@ -260,16 +269,18 @@ class HttpSessions:
     def _answer_at_once(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
         """Run a handler that never waits; a task for it would cost more than what it does."""
         handling = _Timed(route.handler(request), self._clock_s)
+        bug = "the handler of a quick route waits"
         try:
             next(handling.__await__())
         except StopIteration as done:
             self._answer(session, request, done.value, handling.spent_s)
+            return
         except Refused as exc:
             self._refuse(session, route, request, exc, handling.spent_s)
-        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            self._failed(session, route, exc)
-        else:
-            self._failed(session, route, RuntimeError("the handler of a quick route waits"))
+            return
+        except Exception:  # noqa: BLE001 - one handler's bug must not end the others
+            bug = format_exc()
+        self._failed(session, route, bug)
 
     def _start(
         self, session: HttpSession, route: Route, request: HttpRequest, find_out: FindOut | None
@@ -278,11 +289,18 @@ class HttpSessions:
         self._under_way += 1
         self._nursery.start_soon(self._handle, session, route, request, find_out)
 
-    async def _handle(
+    async def _handle(self, session: HttpSession, *asked: Any) -> None:
+        await attempt_async(session, self._handle_one, session, *asked)
+        self._pace.end()
+        self._under_way -= 1
+        if self._waiting:
+            self._start(*self._waiting.take())
+
+    async def _handle_one(
         self, session: HttpSession, route: Route, request: HttpRequest, find_out: FindOut | None
     ) -> None:
         await self._pace.pause()
-        handling = None
+        handling = bug = None
         try:
             if find_out is not None:
                 viewer = await find_out()
@@ -302,12 +320,10 @@ class HttpSessions:
                 session.refuse(exc)
             else:
                 self._refuse(session, route, request, exc, handling.spent_s)
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._failed(session, route, exc)
-        self._pace.end()
-        self._under_way -= 1
-        if self._waiting:
-            self._start(*self._waiting.take())
+        except Exception:  # noqa: BLE001 - as above
+            bug = format_exc()
+        if bug is not None:
+            self._failed(session, route, bug)
 
     def _answer(
         self,
@@ -349,24 +365,27 @@ class HttpSessions:
         of_address = sum([other.transport.counts_as == address for other in self.streams])
         return len(self.streams) >= most or of_address >= most_of_address(most)
 
-    def _failed(self, session: HttpSession, route: Route, exc: Exception) -> None:
-        """Log a bug with a number of its own, which is all that the peer is told."""
+    def _failed(self, session: HttpSession, route: Route, exception: str) -> None:
+        """Log a bug with a number of its own, which is all that the peer is told.
+
+        A connection whose answer was begun, or is itself what can't be sent, ends.
+        """
+        if not session.owes_answer:
+            session.fail(exception)
+            return
         self._failed_requests += 1
         log.error(
             "http.failed",
             error_id=self._failed_requests,
             route=route.template,
             peer=session.transport.peer,
-            exc_info=exc,
+            exception=exception,
         )
-        try:
-            session.refuse(Refused(500, f"error {self._failed_requests} in the daemon's log"))
-        except LocalProtocolError:  # The answer itself is what can't be sent.
-            session.close(FAILED)
+        session.refuse(Refused(500, f"error {self._failed_requests} in the daemon's log"))
 
     def count(self, route_name: str, status: int) -> None:
         """Count an answer."""
-        count(self._telemetry.http, (route_name, status))
+        count(self.telemetry.http, (route_name, status))
 
     def date(self) -> str:
         """Return the time of day as a header has it."""

@@ -7,7 +7,7 @@ call. What takes long is done by a task, and waits for it in a `CallQueue`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain
 from math import inf
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
@@ -16,6 +16,7 @@ import trio
 from msgspec import Struct
 
 from coordinator.group.core import NOBODY, Caller
+from coordinator.runtime.bulkhead import FATAL
 from protocol import messages as m
 from protocol.messages import error_response
 
@@ -138,6 +139,10 @@ class Call(Struct, eq=False):
 
     def attempt(self, decide: Callable[[], None]) -> None:
         """Call *decide*, which answers, unless nobody waits any more; a bug in it is answered."""
+        raise NotImplementedError
+
+    def failed(self, exc: Exception) -> None:
+        """Answer that work for this request had a bug."""
         raise NotImplementedError
 
     def drop(self) -> None:
@@ -274,6 +279,18 @@ class CallQueue(Generic[T]):
         self._length -= 1
         return found
 
+    async def run(self, work: Callable[[Call, T], Awaitable[None]]) -> None:
+        """Do *work* for one after the other until cancelled; what it raises ends that one."""
+        while True:
+            call, item = await self.take()
+            try:
+                await work(call, item)
+            except FATAL:
+                raise
+            except Exception as exc:  # noqa: BLE001 - one request's bug must not end the others
+                call.failed(exc)
+            del call, item  # Don't keep them alive until the next one comes.
+
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
         waiting = list(self)
@@ -358,8 +375,7 @@ class Slices:
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        while True:
-            await self._answer(*await self._queue.take())
+        await self._queue.run(self._answer)
 
     async def _answer(self, call: Call, steps: Iterator[None]) -> None:
         """Take all *steps*; those that nobody wants any more end here, with what they hold."""
@@ -369,9 +385,11 @@ class Slices:
             nonlocal goes_on
             goes_on = not self._is_done(steps)
 
-        while goes_on:
-            goes_on = False  # Nobody waits any more, or there was a bug.
-            self._share.begin()
-            call.attempt(go_on)
-            await self._share.pause_for(call.asker)
-        self.is_busy = False
+        try:
+            while goes_on:
+                goes_on = False  # Nobody waits any more, or there was a bug.
+                self._share.begin()
+                call.attempt(go_on)
+                await self._share.pause_for(call.asker)
+        finally:
+            self.is_busy = False

@@ -70,12 +70,11 @@ class GroupLags:
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        while True:
-            call, (after, shards) = await self._queue.take()
-            await self._answer(call, after, shards)
+        await self._queue.run(self._answer)
 
-    async def _answer(self, call: Call, after: Cursor | None, shards: Sequence[Shard]) -> None:
+    async def _answer(self, call: Call, where: tuple[Cursor | None, Sequence[Shard]]) -> None:
         request: Any = call.request
+        after, shards = where
         page = _Page(request, self._page_bytes)
         sees_group = call.asker.sees_group
 

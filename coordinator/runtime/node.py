@@ -549,15 +549,17 @@ class PatternMatcher:
 
     async def run(self) -> None:
         """Match until cancelled."""
-        while True:
-            call, (pattern, decide) = await self._queue.take()
-            self._share.begin()
-            for _ in self._registry.match(pattern):
-                if self._share.worked_s() >= SLICE_S:
-                    await self._share.pause_for(call.asker)
-                    self._share.begin()
-            call.attempt(decide)
-            await self._share.pause_for(call.asker)
+        await self._queue.run(self._match)
+
+    async def _match(self, call: Call, wanted: tuple[str, Callable[[], None]]) -> None:
+        pattern, decide = wanted
+        self._share.begin()
+        for _ in self._registry.match(pattern):
+            if self._share.worked_s() >= SLICE_S:
+                await self._share.pause_for(call.asker)
+                self._share.begin()
+        call.attempt(decide)
+        await self._share.pause_for(call.asker)
 
 
 class Reloader:

@@ -111,23 +111,22 @@ class ChangesReader:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        while True:
-            call, read = await self._queue.take()
-            try:
-                request = read.request
-                partition, position = request.offsets_partition, request.position
-                batches = await read.log.fetch(partition, position, BYTES_PER_READ)
-                await self._run_reading(partial(read.run, batches))
-            except OutOfReach:
-                call.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
-            except LogError as exc:
-                # Memory is whole, so groups are served on; a start will refuse this log.
-                self._emit_event("log.unreadable", {"reason": str(exc)})
-                call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+        await self._queue.run(self._answer)
+
+    async def _answer(self, call: Call, read: ChangesRead) -> None:
+        partition, position = read.request.offsets_partition, read.request.position
+        try:
+            batches = await read.log.fetch(partition, position, BYTES_PER_READ)
+            await self._run_reading(partial(read.run, batches))
+        except OutOfReach:
+            call.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+        except LogError as exc:
+            # Memory is whole, so groups are served on; a start will refuse this log.
+            self._emit_event("log.unreadable", {"reason": str(exc)})
+            call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+        else:
+            if position < read.log.compacted_below.get(partition, 0):
+                # A compaction has come between, and what was read may lack tombstones.
+                call.fail(ErrorCode.POSITION_TOO_OLD, -1)
             else:
-                compacted_below = read.log.compacted_below
-                if read.request.position < compacted_below.get(read.request.offsets_partition, 0):
-                    # A compaction has come between, and what was read may lack tombstones.
-                    call.fail(ErrorCode.POSITION_TOO_OLD, -1)
-                else:
-                    call.resolve(read.answer(), -1)
+                call.resolve(read.answer(), -1)

@@ -10,7 +10,8 @@ task switch and an epoll_ctl or two per request instead, two fifths of what a fe
 
 A *round* is what one look at the epoll found, handled, and after it the `at_round_end` of `run`:
 there the answers of all sessions leave, and there what was appended is handed to the disk. A
-callback is a plain function and must not wait; what it raises ends `run`, as in any task.
+callback is a plain function and must not wait. An error of a callback ends its owner, that of a
+callback without one ends `run` (see `bulkhead`).
 
 Two things can go wrong with a list of ready descriptors while one works through it. A callback may
 close a descriptor that is further down: `unwatch` makes its entry mean nothing. And the system may
@@ -41,6 +42,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 import trio
+
+from coordinator.runtime.bulkhead import Owner, attempt
 
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
@@ -107,10 +110,11 @@ class Poller:
         self._slice_s = slice_s
         self._clock_s = clock_s
         self._epoll = select.epoll()
-        self._watched: dict[int, OnReady] = {}
-        self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
+        self._watched: dict[int, tuple[Owner | None, OnReady]] = {}
+        # Watched since the list below was fetched.
+        self._arriving: dict[int, tuple[Owner | None, OnReady]] = {}
         self._ready: list[tuple[int, int]] = []  # Descriptors and masks, the next one last.
-        self._soon: deque[Callable[[], None]] = deque()
+        self._soon: deque[tuple[Owner | None, Callable[[], None]]] = deque()
         self.in_round = False
         self.now_s = 0.0
         self._looks = 0
@@ -118,14 +122,16 @@ class Poller:
         self._woken = False
         self.watch(self._wake_fd, self._wake_up)
 
-    def watch(self, fd: int, on_ready: OnReady, mask: int = READABLE) -> None:
+    def watch(
+        self, fd: int, on_ready: OnReady, mask: int = READABLE, owner: Owner | None = None
+    ) -> None:
         """Call *on_ready* with what *fd* is ready for, as long as it is.
 
         Raises:
             OSError: The system watches no more descriptors.
         """
         self._epoll.register(fd, mask)
-        self._arriving[fd] = on_ready
+        self._arriving[fd] = (owner, on_ready)
 
     def modify(self, fd: int, mask: int) -> None:
         """Look for *mask* from now on. With 0 only `BROKEN` is reported."""
@@ -139,9 +145,9 @@ class Poller:
         with suppress(OSError, ValueError):
             self._epoll.unregister(fd)
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None], owner: Owner | None = None) -> None:
         """Call *callback* in a round of its own turn: the next one, even if nothing is ready."""
-        self._soon.append(callback)
+        self._soon.append((owner, callback))
         self.wake()
 
     def wake(self) -> None:
@@ -222,15 +228,15 @@ class Poller:
         until_s = now_s + self._slice_s
         while ready:
             fd, mask = ready.pop()
-            on_ready = watched.get(fd)
-            if on_ready is not None:
-                on_ready(mask)
+            watcher = watched.get(fd)
+            if watcher is not None:
+                attempt(*watcher, mask)
                 self.now_s = now_s = clock()
                 if now_s >= until_s:
                     break
         until_s = now_s + self._slice_s
         for _ in range(number_soon):
-            soon.popleft()()
+            attempt(*soon.popleft())
             self.now_s = now_s = clock()
             if now_s >= until_s:
                 break

@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -427,7 +428,7 @@ class ShardRunner(Generic[C]):
     def withdraw(self, token: Token, now: Now) -> None:
         """The client behind a parked JoinGroup or SyncGroup is gone."""
         if self.status in _LED:
-            outcome = self.core.withdraw(token, now)
+            outcome = self._decided(partial(self.core.withdraw, token, now), now)
             if outcome is not None:
                 self.apply(outcome, now)
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())

@@ -41,6 +41,8 @@ CONNECTIONS_CLOSED: Final = (
     "shutdown",
 )
 CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "quota", "descriptors")
+# Work for clients, by which failures are counted.
+CONNECTIONS_FAILED: Final = ("accept", "handshake", "session", "http", "events")
 HTTP_CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "descriptors")
 MEMBERS_REMOVED: Final = (
     "left",
@@ -61,6 +63,7 @@ class Telemetry:
     Attributes:
         refused: Why requests were not decided at all -> how many.
         connections_closed: Why -> how many; likewise ``connections_refused``.
+        connections_failed: By work for a client, the number of its failures (`bulkhead`).
         stall_s: How late a task woke that wakes ten times a second.
         rebalances: Trigger and outcome -> how many ended.
         rebalance_s: Trigger -> how long those took that ended with an assignment.
@@ -84,6 +87,7 @@ class Telemetry:
         self.connections_accepted = 0
         self.connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
         self.connections_refused = dict.fromkeys(CONNECTIONS_REFUSED, 0)
+        self.connections_failed = dict.fromkeys(CONNECTIONS_FAILED, 0)
         self.throttled = (0, 0)
         self.throttled_by: dict[str, tuple[int, int]] = {}
         self.received_bytes = 0

@@ -41,6 +41,7 @@ from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
+from coordinator.runtime.bulkhead import Owner, attempt
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
 from coordinator.server.addresses import counted_as
@@ -171,14 +172,14 @@ class Later:
     """What is done after a while."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Owner, Callable[[], None]]] = []
         self._numbers = counter()
         self._changed = trio.Event()
 
-    def do(self, delay_ms: int, act: Callable[[], None]) -> None:
-        """Have *act* called in so many milliseconds."""
+    def do(self, delay_ms: int, owner: Owner, act: Callable[[], None]) -> None:
+        """Have *act* called in so many milliseconds, for its *owner*."""
         at_s = trio.current_time() + delay_ms / 1000
-        heapq.heappush(self._heap, (at_s, next(self._numbers), act))
+        heapq.heappush(self._heap, (at_s, next(self._numbers), owner, act))
         self._changed.set()
 
     async def run(self) -> None:
@@ -189,7 +190,7 @@ class Later:
                 await self._changed.wait()
             self._changed = trio.Event()
             while self._heap and self._heap[0][0] <= trio.current_time():
-                heapq.heappop(self._heap)[2]()
+                attempt(*heapq.heappop(self._heap)[2:])
 
 
 class Audit:
@@ -582,7 +583,7 @@ class Gate:
         is_last = is_last or first_error(answer) == _E.ILLEGAL_SASL_STATE
 
         delay_ms = keeper.attempts.delay_ms(self._peer, now.mono_ms)
-        keeper.later.do(delay_ms, lambda: call.resolve(answer, -1))
+        keeper.later.do(delay_ms, self._client, lambda: call.resolve(answer, -1))
         if is_last:  # Whoever comes next on this connection would be counted as who was before.
             self._client.take_no_more()
 
@@ -666,6 +667,10 @@ class Narrowed(Call, eq=False):
     def attempt(self, decide: Callable[[], None]) -> None:
         """Call *decide*, unless nobody waits any more."""
         self.whole.attempt(decide)
+
+    def failed(self, exc: Exception) -> None:
+        """Answer so."""
+        self.whole.failed(exc)
 
 
 def _is_anothers(group: Group, member_id: str, instance_id: str | None, caller: Caller) -> bool:

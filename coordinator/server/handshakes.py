@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 import trio
 
+from coordinator.runtime.bulkhead import attempt, report
 from coordinator.runtime.calls import Share
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
@@ -138,24 +139,27 @@ class _Handshake:
     def readable(self) -> None:
         """Go on."""
         transport = self.transport
+        refused: tuple[str, str | None]
         try:
             is_over = transport.shake_hands()
             transport.want(reading=True, writing=not transport.flush())
         except NotTls as exc:
-            self._owner.refuse(self, NOT_TLS, str(exc))
+            refused = NOT_TLS, str(exc)
         except BadHello as exc:
-            self._owner.refuse(self, REFUSED, str(exc))
+            refused = REFUSED, str(exc)
         except ssl.SSLError as exc:
-            self._owner.refuse(self, REFUSED, reason_of(exc))
+            refused = REFUSED, reason_of(exc)
         except NETWORK_ERRORS as exc:
             # Who only looks whether the port is open, as probes do, is no news.
-            self._owner.refuse(self, LEFT, str(exc) if transport.has_begun else None)
+            refused = LEFT, str(exc) if transport.has_begun else None
         else:
             if is_over:
                 self._owner.finish(self)
             elif transport.answers != self._answers:
                 self._answers = transport.answers
                 self._owner.wait_for(self)
+            return
+        self._owner.refuse(self, *refused)
 
     def writable(self) -> None:
         """The rest of what it says has room now."""
@@ -164,6 +168,11 @@ class _Handshake:
     def broken(self) -> None:
         """The peer is gone."""
         self._owner.refuse(self, LEFT, None)
+
+    def fail(self, exception: str) -> None:
+        """Report a bug in work for this handshake, which ends."""
+        report(self._owner.telemetry, "handshake", self.transport.peer, exception)
+        self._owner.refuse(self, REFUSED, None)
 
 
 class Handshakes:
@@ -191,15 +200,15 @@ class Handshakes:
         self._identities = identities
         self._warn = warn
         self._at_most = at_most
-        self._telemetry = environment.telemetry
-        self._share = Share(lambda: self._telemetry.received_bytes, clock_s)
+        self.telemetry = environment.telemetry
+        self._share = Share(lambda: self.telemetry.received_bytes, clock_s)
         self._under_way: dict[_Handshake, None] = {}  # By when they must have said something.
         self._count_of: Counter[str] = Counter()  # By address, as the next.
         self._count = 0  # Those that nobody has accepted yet included.
         self._has_room = trio.Event()
         self._has_room.set()
         for result in RESULTS:
-            self._telemetry.handshakes.setdefault(result, 0)
+            self.telemetry.handshakes.setdefault(result, 0)
         environment.metrics.update(tls_handshakes=lambda: len(self._under_way))
 
     async def run(self, listeners: Sequence[TlsListener]) -> None:
@@ -222,7 +231,8 @@ class Handshakes:
         def begin(inner: Transport) -> None:
             self._begin(inner, listener)
 
-        await accept_for_ever(_Gate(listener.inner, self.room), begin, listener.no_room)
+        gate = _Gate(listener.inner, self.room)
+        await accept_for_ever(gate, begin, self.telemetry, listener.no_room)
         listener.end()
 
     async def room(self) -> None:
@@ -262,36 +272,41 @@ class Handshakes:
             for handshake in list(self._under_way):
                 if handshake.until_s > trio.current_time():
                     break
-                self.refuse(handshake, STALLED, f"no handshake within {TIMEOUT_S:.0f} s")
+                reason = f"no handshake within {TIMEOUT_S:.0f} s"
+                attempt(handshake, self.refuse, handshake, STALLED, reason)
 
     def finish(self, handshake: _Handshake) -> None:
         """Hand the connection on."""
         transport = handshake.transport
         certificate = transport.certificate()
+        refused = None
         try:
             if certificate is not None:
                 identity = self._identities.identify(certificate)
                 transport.principal, transport.ends_wall_ms = identity
         except Exception as exc:  # noqa: BLE001 - whatever is in a certificate ends one connection
-            self.refuse(handshake, REFUSED, str(exc))
+            refused = str(exc)
+        if refused is not None:
+            self.refuse(handshake, REFUSED, refused)
             return
-        self._forget(handshake)
         transport.detach()
-        count(self._telemetry.handshakes, DONE)
+        self._forget(handshake)
+        count(self.telemetry.handshakes, DONE)
         handshake.listener.put(transport)
 
     def refuse(self, handshake: _Handshake, result: str, reason: str | None) -> None:
-        """End it, and say why if there is a reason."""
-        self._forget(handshake)
-        count(self._telemetry.handshakes, result)
+        """End it, and say why if there is a reason. Idempotent."""
+        if not self._forget(handshake):
+            return
+        count(self.telemetry.handshakes, result)
         transport = handshake.transport
-        transport.close()
+        attempt(handshake, transport.close)
         self.let_go(transport)
         if reason is not None:
             self._warn("handshake.refused", transport.peer, reason=reason)
 
-    def _forget(self, handshake: _Handshake) -> None:
-        self._under_way.pop(handshake, None)
+    def _forget(self, handshake: _Handshake) -> bool:
+        return self._under_way.pop(handshake, handshake) is None
 
     def let_go(self, transport: Transport) -> None:
         """Count one less."""

@@ -10,10 +10,12 @@ import trio
 
 from coordinator.config import Settings
 from coordinator.group.core import Now
+from coordinator.runtime.bulkhead import Owner, attempt, report
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import Telemetry
 from coordinator.runtime.timekeeper import LATE_MS
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import Dispatcher
@@ -84,10 +86,11 @@ class Server:
         """
         try:
             async with trio.open_nursery() as nursery:
+                others = self.sessions.telemetry, self.sessions.has_no_room
                 for number, listener in enumerate(listeners):
                     must_log_in = listener in with_log_in
                     begin = partial(self.sessions.begin, listener=number, must_log_in=must_log_in)
-                    nursery.start_soon(accept_for_ever, listener, begin, self.sessions.has_no_room)
+                    nursery.start_soon(accept_for_ever, listener, begin, *others)
                 nursery.start_soon(self.gatekeeper.later.run)
                 nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)
                 nursery.start_soon(self._poller.run, self.sessions.end_round)
@@ -105,6 +108,7 @@ class Server:
 async def accept_for_ever(
     listener: Listener,
     begin: Callable[[Transport], None],
+    telemetry: Telemetry,
     no_room: Callable[[], None] = lambda: None,
 ) -> None:
     """Hand every connection to *begin*, until the listener is closed.
@@ -124,10 +128,22 @@ async def accept_for_ever(
             log.warning("accept.paused", reason=exc.strerror)
             await trio.sleep(ACCEPT_PAUSE_S)
             continue
-        begin(transport)
+        attempt(_Arrival(transport, telemetry), begin, transport)
 
 
-class Sweepable(Protocol):
+class _Arrival:
+    """A connection that was accepted, and belongs to no session yet."""
+
+    def __init__(self, transport: Transport, telemetry: Telemetry) -> None:
+        self._transport = transport
+        self._telemetry = telemetry
+
+    def fail(self, exception: str) -> None:
+        report(self._telemetry, "accept", self._transport.peer, exception)
+        self._transport.close()
+
+
+class Sweepable(Owner, Protocol):
     """A connection that may overstay."""
 
     deadlines: Deadlines
@@ -153,4 +169,4 @@ async def sweep_for_ever(
         await poller.caught_up()
         now_ms = now().mono_ms
         for session in sessions:
-            session.close_if_overdue(now_ms)
+            attempt(session, session.close_if_overdue, now_ms)

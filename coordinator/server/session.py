@@ -22,8 +22,10 @@ too: to read it has taken long already.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from math import inf
+from traceback import format_exc
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -32,6 +34,7 @@ from msgspec import structs
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
+from coordinator.runtime.bulkhead import attempt, report
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
@@ -150,22 +153,26 @@ class SessionCall(Call, eq=False):
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*, which says how long to wait if too much was taken."""
         session, asked_bytes = self.session, self.size_bytes  # A long answer is added to that.
-        if error is None:
-            error = first_error(answer)
-        frame = encode_response(self.dialect, self.correlation_id, answer, leader_epoch)
-        if len(frame) > _LONG_ANSWER_BYTES:
-            if len(frame) > session.max_frame_bytes:
-                error = ErrorCode.RESPONSE_TOO_LARGE
-                frame = encode_error(self.correlation_id, error, leader_epoch)
-            else:
-                session.hold_answer(self, len(frame))
-        if error:
-            self.error = error
-        throttle = session.throttle
-        if throttle is not None:
-            wait_ms = throttle.take(session, _SIZE_BYTES + asked_bytes + len(frame))
-            if wait_ms:
-                return throttled(frame, wait_ms)
+        try:
+            if error is None:
+                error = first_error(answer)
+            frame = encode_response(self.dialect, self.correlation_id, answer, leader_epoch)
+            if len(frame) > _LONG_ANSWER_BYTES:
+                if len(frame) > session.max_frame_bytes:
+                    error = ErrorCode.RESPONSE_TOO_LARGE
+                    frame = encode_error(self.correlation_id, error, leader_epoch)
+                else:
+                    session.hold_answer(self, len(frame))
+            if error:
+                self.error = error
+            throttle = session.throttle
+            if throttle is not None:
+                wait_ms = throttle.take(session, _SIZE_BYTES + asked_bytes + len(frame))
+                if wait_ms:
+                    return throttled(frame, wait_ms)
+        except Exception as exc:  # noqa: BLE001 - what decides may be at others' answers, too
+            self.failed(exc)
+            return b""
         return frame
 
     def renew(self, prepared: bytes, leader_epoch: int) -> bytes:
@@ -179,7 +186,11 @@ class SessionCall(Call, eq=False):
             try:
                 decide()
             except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-                self.session.fail(self, exc)
+                self.failed(exc)
+
+    def failed(self, exc: Exception) -> None:
+        """Answer -1, and end the connection."""
+        self.session.fail_call(self, exc)
 
     def drop(self) -> None:
         """Answer nobody."""
@@ -191,14 +202,17 @@ class SessionCall(Call, eq=False):
             return  # The client is gone, or a handler failed and was answered.
         self.is_open = False
         session = self.session
-        if self.is_held:
-            session.let_go(self)
-        if session.is_blocked:
-            session.put_behind(prepared, is_fair=self.found_room)
-        else:
-            session.unsent += prepared
-        if not session.will_flush:
-            session.flush_later()
+        try:
+            if self.is_held:
+                session.let_go(self)
+            if session.is_blocked:
+                session.put_behind(prepared, is_fair=self.found_room)
+            else:
+                session.unsent += prepared
+            if not session.will_flush:
+                session.flush_later()
+        except Exception:  # noqa: BLE001 - as in `prepare`
+            session.fail_soon(format_exc())
         kind = self.dialect.api_key | self.error << KEY_BITS if self.error else self.dialect.api_key
         session.answered.append((self.arrived_s, kind))
 
@@ -272,7 +286,6 @@ class Session:
         now_ms: int,
         *,
         listener: int,
-        must_log_in: bool,
     ) -> None:
         settings = sessions.settings
         self._sessions = sessions
@@ -294,7 +307,6 @@ class Session:
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
         self.max_frame_bytes = _SIZE_BYTES + settings.response_max_bytes
-        keeper = sessions.gatekeeper
         self._connection = ServerConnection(
             SessionCall,
             self,
@@ -324,17 +336,30 @@ class Session:
         self._closes_as = MALFORMED
         self._unpaid_s = inf  # Since when its turn is not paid for.
         self.deadlines = Deadlines(settings, now_ms)
+
+    def begin(self, *, must_log_in: bool) -> None:
+        """Take requests from now on."""
+        keeper, transport = self._sessions.gatekeeper, self.transport
         if must_log_in:
             self.gate = keeper.closed_gate(self, transport.peer)
             self._max_in_flight = 1
             self._connection.limit(STRANGER_REQUEST_BYTES_MAX)
-            self.deadlines.log_in_ms = now_ms + settings.first_request_timeout_ms
+            # Both are that long after it came.
+            self.deadlines.log_in_ms = self.deadlines.read_ms
         elif keeper.has_gates:
             self.gate = keeper.gate(
                 self, transport.peer, transport.principal, transport.ends_wall_ms
             )
         if self.gate is not None:
             self._dispatcher = self.gate
+        no_room = None
+        try:
+            transport.attach(self._poller, self)
+        except OSError as exc:
+            no_room = str(exc.strerror)
+        if no_room is not None:
+            self._sessions.refuse(transport, NO_DESCRIPTORS, no_room)
+            self.close(FAILED)
 
     # --- logging in ---------------------------------------------------------------------
 
@@ -352,6 +377,12 @@ class Session:
         self._pause()
         self.flush_later()
 
+    def close_if_over(self, wall_ms: int) -> None:
+        """Do that if what the client had shown is in force no more."""
+        over = None if self.gate is None else self.gate.over_because(wall_ms)
+        if over is not None:
+            self.close_because_over(over)
+
     def close_because_over(self, reason: str) -> None:
         """Take nothing more, and end the connection once it has its answers; say why in the log."""
         if self._is_closing:
@@ -367,10 +398,7 @@ class Session:
 
     def refuse(self) -> None:
         """End the connection now, as its principal has too many."""
-        count(self._telemetry.connections_refused, _QUOTA)
-        self._sessions.warn(
-            "connection.refused", self.transport.peer, reason=_TOO_MANY_OF_PRINCIPAL
-        )
+        self._sessions.refuse(self.transport, _QUOTA, _TOO_MANY_OF_PRINCIPAL)
         self.close(UNAUTHENTICATED)
 
     # --- who asks, for those who answer ---------------------------------------------------
@@ -431,13 +459,15 @@ class Session:
             self._stand_aside()
             return
         began_s = self._poller.now_s
+        is_gone, data = False, None
         try:
             data = self.transport.receive_now()
-        except NETWORK_ERRORS:
-            self.close()
-            return
+        except NETWORK_ERRORS:  # Nothing is closed in here: the traceback holds what it holds.
+            is_gone = True
         if not data:
-            if data is not None:
+            if is_gone:
+                self.close()
+            elif data is not None:
                 self._end_of_stream()
             return
         sessions, connection = self._sessions, self._connection
@@ -445,12 +475,14 @@ class Session:
         now = sessions.round_now()
         connection.arrived_s = sessions.arrived_s
         try:
-            self._take_turn(connection.receive(data), now, began_s)
+            calls = connection.receive(data)
         except FrameTooLarge as exc:
-            count(self._telemetry.refused, "too_large")
-            self._close_because(End(MALFORMED, str(exc)))
-        except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
-            self._fail(exc)
+            too_large = End(MALFORMED, str(exc))
+        else:
+            self._take_turn(calls, now, began_s)
+            return
+        count(self._telemetry.refused, "too_large")
+        self._close_because(too_large)
 
     def _stand_aside(self) -> None:
         if self.is_paused:
@@ -485,17 +517,18 @@ class Session:
             self._is_slow = False
             self.readable()
             return
-        if self._must_pause():
-            return
-        try:
+        if not self._must_pause():
             now = self._sessions.round_now()
             self._take_turn(self._untaken, now, self._poller.now_s, is_own=True)
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._fail(exc)
 
-    def _fail(self, exc: Exception) -> None:
-        log.error("session.failed", peer=self.transport.peer, exc_info=exc)
+    def fail(self, exception: str) -> None:
+        """Report a bug in work for this connection, which ends."""
+        report(self._telemetry, "session", self.transport.peer, exception)
         self.close(FAILED)
+
+    def fail_soon(self, exception: str) -> None:
+        """Do that when nothing else goes on."""
+        self._poller.call_soon(partial(self.fail, exception), self)
 
     def _take_turn(
         self,
@@ -615,7 +648,7 @@ class Session:
     def _go_on_soon(self) -> None:
         if not self._will_go_on:
             self._will_go_on = True
-            self._poller.call_soon(self._go_on)
+            self._poller.call_soon(self._go_on, self)
 
     def _pause(self) -> None:
         self.is_paused = True
@@ -669,7 +702,7 @@ class Session:
         try:
             self._dispatcher.dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            self.fail(call, exc)
+            self.fail_call(call, exc)
         if not call.is_open:
             return
         if not call.parks:
@@ -682,15 +715,15 @@ class Session:
             # The leader's assignments are in force, and those of others nobody looks at.
             call.request = structs.replace(call.request, assignments=())
 
-    def fail(self, call: SessionCall, exc: Exception) -> None:
+    def fail_call(self, call: SessionCall, exc: Exception) -> None:
         """Answer *call*, whose handler had a bug, and end the connection."""
         # The disk's thread knows first that the log failed: all ends, without a bug to look for.
         if not isinstance(exc, LogFailed):
             self._sessions.request_failed(call, exc)
-            if call.is_open:
+            if call.is_open and self._closes_as is not FAILED:
+                self._closes_as = FAILED  # This answer may fail, too.
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
-        self._is_closing = True
-        self._closes_as = FAILED
+        self.close_after_answers(FAILED)
 
     def _take_unusual(self, call: SessionCall, request: Request) -> bool:
         """Note what *call* says of its sender, or that it may wait; say whether it is decided."""
@@ -805,6 +838,8 @@ class Session:
         try:
             sent = self.transport.send_now(unsent)
         except NETWORK_ERRORS:
+            sent = -1  # As in `readable`.
+        if sent < 0:
             self.close()
             return
         self._telemetry.sent_bytes += sent
@@ -866,14 +901,23 @@ class Session:
         self.close(end.counted_as)
 
     def close(self, why: str = PEER) -> None:
-        """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
+        """End the connection: withdraw what is parked, forget what is unanswered. Idempotent.
+
+        Each step is taken, even if one before it fails.
+        """
         if self.is_closed:
             return
         self.is_closed = self._is_closing = True
         count(self._telemetry.connections_closed, why)
-        self.transport.close()
-        if self.gate is not None:
-            self.gate.leave()
+        leave = () if self.gate is None else (self.gate.leave,)
+        end = partial(self._sessions.forget, self)
+        # With no cycle left at the end, nothing waits for the collector.
+        let_go = self._connection.let_go
+        for step in (self.transport.close, *leave, self._give_back, self._withdraw, end, let_go):
+            attempt(self, step)
+        self._poller.wake()  # Others may wait for the room that this one took.
+
+    def _give_back(self) -> None:
         self.unsent.clear()
         self._count_unsent(0)
         self._drop_untaken()
@@ -885,10 +929,6 @@ class Session:
             call.is_open = False
             self._hold(-call.size_bytes)
         self.in_flight.clear()
-        self._withdraw()
-        self._sessions.forget(self)
-        self._connection.let_go()  # With no cycle left, nothing waits for the collector.
-        self._poller.wake()  # Others may wait for the room that this one took.
 
     def _withdraw(self) -> None:
         """Take back what waits for other members: nobody waits for its answer."""
@@ -899,9 +939,9 @@ class Session:
     def _withdraw_some(self) -> None:
         for call in list(islice(self._parked, _WITHDRAWN_AT_ONCE)):
             self._count_parked(-1, -self._parked.pop(call))
-            self._sessions.dispatcher.withdraw(call, self._now())
+            attempt(self, self._sessions.dispatcher.withdraw, call, self._now())
         if self._parked:
-            self._poller.call_soon(self._withdraw_some)
+            self._poller.call_soon(self._withdraw_some, self)
 
 
 class Deadlines:
@@ -1029,7 +1069,7 @@ class HeldByAll(Held):
         """Let some of those that wait look whether there is room, in turn."""
         for session in list(islice(self._waiting, _WOKEN_MAX)):
             self._waiting.pop(session, None)  # What another one does may end it.
-            session.resume()
+            attempt(session, session.resume)
 
     def wait(self, session: Session) -> None:
         """Wake *session* when there may be room, at the end of a round."""
@@ -1113,30 +1153,21 @@ class Sessions:
         It came by the listener of this number.
         """
         if len(self._all) >= self.max_connections:
-            self._refuse(transport, "max_connections", "max.connections")
+            self.refuse(transport, "max_connections", "max.connections")
             return
         address = self._held_by.get(transport.counts_as) or Held()
         if address.connections >= self._max_connections_per_ip:
-            self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
+            self.refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
             return
         if not must_log_in and not self._has_place(transport.principal):
-            self._refuse(transport, _QUOTA, _TOO_MANY_OF_PRINCIPAL)
+            self.refuse(transport, _QUOTA, _TOO_MANY_OF_PRINCIPAL)
             return
-        now_ms = self.now().mono_ms
-        session = Session(
-            self, transport, address, now_ms, listener=listener, must_log_in=must_log_in
-        )
-        try:
-            transport.attach(self.poller, session)
-        except OSError as exc:
-            if session.gate is not None:
-                session.gate.leave()
-            self._refuse(transport, NO_DESCRIPTORS, str(exc.strerror))
-            return
+        session = Session(self, transport, address, self.now().mono_ms, listener=listener)
         self._all[session] = None
         self._held_by[transport.counts_as] = address
         address.connections += 1
         self.telemetry.connections_accepted += 1
+        attempt(session, partial(session.begin, must_log_in=must_log_in))
 
     def _has_place(self, principal: str) -> bool:
         keeper = self.gatekeeper
@@ -1155,11 +1186,10 @@ class Sessions:
         self._ends_strangers = False
         wall_ms = self.now().wall_ms
         for session in self:
-            over = None if session.gate is None else session.gate.over_because(wall_ms)
-            if over is not None:
-                session.close_because_over(over)
+            attempt(session, session.close_if_over, wall_ms)
 
-    def _refuse(self, transport: Transport, word: str, reason: str) -> None:
+    def refuse(self, transport: Transport, word: str, reason: str) -> None:
+        """Close a connection at once, which is counted as *word*, and say why in the log."""
         count(self.telemetry.connections_refused, word)
         self.warn("connection.refused", transport.peer, reason=reason)
         transport.close()
@@ -1207,9 +1237,10 @@ class Sessions:
         while self.with_answers or held.unsent_bytes > held.max_unsent_bytes:
             sessions, self.with_answers = self.with_answers, []
             for session in sessions:
-                session.flush()
+                attempt(session, session.flush)
             if held.unsent_bytes > held.max_unsent_bytes:
-                max(self._all, key=Session.weight).make_room()
+                heaviest = max(self._all, key=Session.weight)
+                attempt(heaviest, heaviest.make_room)
         held.wake()
         self._start_flushes()
         if self.answered:

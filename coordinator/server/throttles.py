@@ -33,6 +33,7 @@ from typing import Final, Protocol
 
 from coordinator.group.buckets import Rate
 from coordinator.group.quotas import Quotas
+from coordinator.runtime.bulkhead import Owner, attempt
 from coordinator.runtime.telemetry import Telemetry
 from protocol.quotas import BYTE_RATE, CONNECTIONS, REQUEST_PERCENTAGE, REQUEST_RATE
 
@@ -46,7 +47,7 @@ _PERCENT_US: Final = 10_000
 _UNLIMITED: Final = 2**62
 
 
-class Muted(Protocol):
+class Muted(Owner, Protocol):
     """A session, as far as it is to be quiet."""
 
     def mute(self) -> None:
@@ -156,11 +157,16 @@ class Throttle:
             return
         muted, self._muted = self._muted, {}
         for session in muted:
-            session.unmute()
+            attempt(session, session.unmute)
 
     def _set_alarm(self, wait_ms: int) -> None:
         self._alarm += 1
-        self._throttles.do_later(wait_ms, partial(self._ring, self._alarm))
+        self._throttles.do_later(wait_ms, self, partial(self._ring, self._alarm))
+
+    def fail(self, exception: str) -> None:
+        """End the sessions that nobody would wake any more: see `Owner`."""
+        for session in list(self._muted):
+            session.fail(exception)
 
     def _ring(self, alarm: int) -> None:
         if alarm == self._alarm:
@@ -194,7 +200,7 @@ class Throttles:
         self,
         quotas: Quotas,
         now_ms: Callable[[], int],
-        do_later: Callable[[int, Callable[[], None]], None],
+        do_later: Callable[[int, Owner, Callable[[], None]], None],
         telemetry: Telemetry,
     ) -> None:
         """Make it; *do_later* calls what it is given after so many ms."""

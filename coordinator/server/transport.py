@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from coordinator.runtime.bulkhead import attempt
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
 from coordinator.server.addresses import counted_as, named
 from coordinator.server.client_hello import HANDSHAKE_RECORD, ClientHello
@@ -53,6 +54,9 @@ class Reader(Protocol):
 
     def broken(self) -> None:
         """The connection is over, though nobody wanted to read or write."""
+
+    def fail(self, exception: str) -> None:
+        """See `bulkhead.Owner`: one of these has raised it."""
 
 
 class Transport(Protocol):
@@ -139,7 +143,7 @@ class SocketTransport:
             elif mask & BROKEN:
                 broken()
 
-        poller.watch(self._socket.fileno(), on_ready)
+        poller.watch(self._socket.fileno(), on_ready, owner=reader)
         self._poller = poller
 
     def want(self, *, reading: bool, writing: bool) -> None:
@@ -172,8 +176,10 @@ class SocketTransport:
 
     def close(self) -> None:
         """Close the socket."""
-        self.detach()
-        self._socket.close()
+        try:
+            self.detach()
+        finally:
+            self._socket.close()
 
 
 class NotTls(ConnectionError):
@@ -273,7 +279,7 @@ class TlsTransport:
         self._inner.attach(poller, self)
         self._poller, self._reader = poller, reader
         if self._incoming.pending:
-            poller.call_soon(self.readable)
+            poller.call_soon(self.readable, self)
 
     def detach(self) -> None:
         """Call nobody back any more."""
@@ -286,7 +292,9 @@ class TlsTransport:
         self._reading, self._writing = reading, writing
         self._inner.want(reading=reading, writing=writing or bool(self._unsent))
         if reading and self._has_ended and self._poller is not None:
-            self._poller.call_soon(self.readable)  # The transport below may never be readable.
+            self._poller.call_soon(
+                self.readable, self
+            )  # The transport below may never be readable.
 
     def receive_now(self) -> bytes | None:
         """Return what has come, decrypted; empty when the peer is done.
@@ -309,7 +317,7 @@ class TlsTransport:
         if not received:
             return b"" if self._has_ended else None
         if self._has_ended and self._poller is not None:
-            self._poller.call_soon(self.readable)
+            self._poller.call_soon(self.readable, self)
         return received[0] if len(received) == 1 else b"".join(received)
 
     def _decrypted(self) -> tuple[list[bytes], bool]:
@@ -376,40 +384,50 @@ class TlsTransport:
         What OpenSSL has allocated is let go of here: 36 KB that the garbage collector knows nothing
         of, and so lets lie while a session that has ended waits for it.
         """
-        self.detach()
-        with suppress(*NETWORK_ERRORS):
-            if self._is_encrypted:
-                with suppress(ssl.SSLError):  # It waits for the peer's, or can't say anything more.
-                    self._tls.unwrap()
-            self.flush()
-        self._inner.close()
-        self._tls, self._incoming, self._outgoing = _OVER, _NOTHING, _NOTHING
-        self._hello = None
+        try:
+            self.detach()
+            with suppress(*NETWORK_ERRORS):
+                if self._is_encrypted:
+                    with suppress(ssl.SSLError):  # It waits for the peer's, or is over.
+                        self._tls.unwrap()
+                self.flush()
+        finally:
+            self._tls, self._incoming, self._outgoing = _OVER, _NOTHING, _NOTHING
+            self._hello = None
+            self._inner.close()
 
     # --- what the transport below calls --------------------------------------------------
 
     def readable(self) -> None:
         """Pass it on."""
         if self._reader is not None:
-            self._reader.readable()
+            attempt(self._reader, self._reader.readable)
 
     def writable(self) -> None:
         """Pass it on to who waits for it, or send what is left of our own."""
         if self._reader is None:
             return
         if self._writing:
-            self._reader.writable()
+            attempt(self._reader, self._reader.writable)
             return
+        is_broken = False
         try:
             if self.flush():
                 self._inner.want(reading=self._reading, writing=False)
         except NETWORK_ERRORS:
-            self._reader.broken()
+            is_broken = True
+        if is_broken:
+            self.broken()
 
     def broken(self) -> None:
         """Pass it on."""
         if self._reader is not None:
-            self._reader.broken()
+            attempt(self._reader, self._reader.broken)
+
+    def fail(self, exception: str) -> None:
+        """Pass it on."""
+        if self._reader is not None:
+            self._reader.fail(exception)
 
 
 def _not_tls(start: bytes) -> str:

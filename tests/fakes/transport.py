@@ -58,7 +58,7 @@ class ReadyInMemory:
             or self._is_broken()
         ):
             self._will_look = True
-            self._poller.call_soon(self._call_back)
+            self._poller.call_soon(self._call_back, self._reader)
 
     def _call_back(self) -> None:
         self._will_look = False

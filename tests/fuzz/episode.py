@@ -391,7 +391,7 @@ class _Episode:
         self._is_held = False  # The disk.
 
     async def run(self, steps: _Steps) -> Report:
-        begin = _guarded if self._is_guarded else _open
+        begin = guarded_place if self._is_guarded else open_place
         async with begin(steps.clock_s) as place:
             w = place.world
             w.tee.add(self._heard)
@@ -518,7 +518,7 @@ def is_guarded(seed: int) -> bool:
     return seed % 3 == 1
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A daemon, and the ways to it.
 
     Attributes:
@@ -526,6 +526,7 @@ class _Place(NamedTuple):
         visit_web: Connects to that of HTTP.
         honest: Returns a connection of somebody who may do everything.
         headers: What may say over HTTP who somebody is.
+        web_door: Where connections to the listener of HTTP arrive.
     """
 
     world: World
@@ -533,6 +534,7 @@ class _Place(NamedTuple):
     visit_web: Callable[[Random], Visit]
     honest: Callable[[], Awaitable[Client]]
     headers: Sequence[str]
+    web_door: FakeListener
 
 
 _OPTIONS: Final = (
@@ -543,7 +545,7 @@ _OPTIONS: Final = (
 
 
 @asynccontextmanager
-async def _open(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
+async def open_place(clock_s: Callable[[], float]) -> AsyncIterator[Place]:
     """Run one that asks nobody who he is."""
     door = FakeListener()
 
@@ -558,11 +560,11 @@ async def _open(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
             return w.connect()
 
         async with _with_http(w, door, clock_s):
-            yield _Place(w, lambda _: Visit(w.connect().transport), visit_web, connect, ())
+            yield Place(w, lambda _: Visit(w.connect().transport), visit_web, connect, (), door)
 
 
 @asynccontextmanager
-async def _guarded(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
+async def guarded_place(clock_s: Callable[[], float]) -> AsyncIterator[Place]:
     """Run one that does."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -570,7 +572,7 @@ async def _guarded(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
         async with world_of(partial(GuardedWorld, clock_s=clock_s), *options) as w:
             await w.enroll()
             async with _with_http(w, w.secure_web_door, clock_s, w.entry()):
-                yield _Place(w, w.visit, w.visit_web, w.honest, HEADERS)
+                yield Place(w, w.visit, w.visit_web, w.honest, HEADERS, w.web_door)
 
 
 @asynccontextmanager

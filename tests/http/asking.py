@@ -155,7 +155,9 @@ class Site(Asking):
         w.tee.add(self.node_view.heard)
         asker = Asker(w.node, coordination, counted)
         self.api = Api(w.node, self.overview, self.node_view, asker, counted)
-        self.hub = Hub(self.api, self.overview, now=w.node.now, clock_s=clock_s, pause=counted)
+        telemetry = w.environment.telemetry
+        times: Any = {"now": w.node.now, "clock_s": clock_s}
+        self.hub = Hub(self.api, self.overview, telemetry, pause=counted, **times)
         operations = [*health.operations(w.node), *self.api.operations(), *self.hub.operations()]
         super().__init__([*operations, openapi_operation(operations)])
 

@@ -119,7 +119,7 @@ async def site() -> AsyncIterator[Site]:
             throttles=Throttles(
                 quotas,
                 lambda: here.environment.now().mono_ms,
-                lambda _delay_ms, _act: None,
+                lambda _delay_ms, _owner, _act: None,
                 here.environment.telemetry,
             ),
             attempts=attempts,

@@ -39,6 +39,10 @@ class Browser:
         assert self.is_open
         self.received += frame
 
+    def fail(self, exception: str) -> None:
+        """End, as the daemon had a bug."""
+        self.end(exception)
+
     async def follow(
         self,
         here: Site,

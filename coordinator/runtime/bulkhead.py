@@ -1,0 +1,91 @@
+"""Keep a failure in the work for one client from all others.
+
+The poller, the accept loop, the sweep, timers and tasks call code that works for one client, which
+has an *owner*: a connection, or a task. `attempt` is the one place that catches what this code
+raises. The traceback is kept as text; the exception, with all that its frames hold, is gone before
+the owner ends. Errors of the log and of the records in it pass: no decision can follow on them.
+Work without an owner is the node's own, and its errors end the process.
+"""
+
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from coordinator.group.records import RecordError
+from coordinator.log.errors import LogError
+from coordinator.runtime.telemetry import Telemetry, count
+
+log: Final = structlog.get_logger()
+
+FATAL: Final = (LogError, RecordError)
+# Pause before a task that failed runs again, in seconds.
+AGAIN_S: Final = 1.0
+
+
+class Owner(Protocol):
+    """A connection or a task, which ends alone when its work raises."""
+
+    def fail(self, exception: str) -> None:
+        """Report the *exception*, a formatted traceback, and end."""
+
+
+def attempt(owner: Owner | None, work: Callable[..., object], *args: Any) -> None:
+    """Call *work* for its *owner*; None is the node."""
+    try:
+        work(*args)
+    except FATAL:
+        raise
+    except Exception:
+        if owner is None:
+            raise
+        exception = traceback.format_exc()
+    else:
+        return
+    owner.fail(exception)
+
+
+async def attempt_async(owner: Owner, work: Callable[..., Awaitable[object]], *args: Any) -> None:
+    """Do the same with *work* that waits."""
+    try:
+        await work(*args)
+    except FATAL:
+        raise
+    except Exception:  # noqa: BLE001 - the owner reports it
+        exception = traceback.format_exc()
+    else:
+        return
+    owner.fail(exception)
+
+
+async def keep_up(owner: Owner, work: Callable[[], Awaitable[object]]) -> None:
+    """Run *work*, which ends only by an error, and run it again after each."""
+    while True:
+        await attempt_async(owner, work)
+        await trio.sleep(AGAIN_S)
+
+
+def report(telemetry: Telemetry, work: str, peer: str | None, exception: str) -> None:
+    """Log and count the failure of one client's connection or task."""
+    count(telemetry.connections_failed, work)
+    fields = {} if peer is None else {"peer": peer}
+    log.error("connection.failed", work=work, **fields, exception=exception)
+
+
+class Task:
+    """A task for clients: see `Owner`."""
+
+    def __init__(
+        self, telemetry: Telemetry, name: str, end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make it; *end* is called after each failure."""
+        self._telemetry = telemetry
+        self._name = name
+        self._end = end
+
+    def fail(self, exception: str) -> None:
+        """Report it."""
+        report(self._telemetry, self._name, None, exception)
+        self._end()
