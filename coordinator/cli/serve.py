@@ -18,6 +18,7 @@ from coordinator.cli.output import end
 from coordinator.config import ConfigError, Settings, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.log.recovery import LEADER_EPOCH_ASKED_MAX
+from coordinator.server.descriptors import find_room
 from coordinator.server.reload import Reload, open_log
 from coordinator.server.run import Console, serve as serve_daemon
 from coordinator.server.service_manager import ServiceManager
@@ -103,7 +104,7 @@ def serve(
     try:
         open_log(output, settings)
         if nodes is None:
-            console = Console(bar, output, read_settings, manager)
+            console = Console(bar, output, read_settings, manager, find_room(settings))
             run = partial(
                 serve_daemon,
                 *(settings, data_dir, console),

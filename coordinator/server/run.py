@@ -43,9 +43,10 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import Tee, Telemetry, count
 from coordinator.server.authorization import Authorizer
+from coordinator.server.descriptors import Room
 from coordinator.server.dispatch import SERVER_SOFTWARE
 from coordinator.server.gatekeeper import REFUSALS, LogIn
-from coordinator.server.handshakes import HANDSHAKES_MAX, Handshakes, TlsListener
+from coordinator.server.handshakes import Handshakes, TlsListener
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
 from coordinator.server.service_manager import ServiceManager
@@ -72,9 +73,6 @@ GC_THRESHOLD: Final = 50_000
 SWITCH_INTERVAL_S: Final = 0.00005
 # Requests that come closer than this are waited for without trio. It is the least that epoll waits.
 STAY_S: Final = 0.001
-# Descriptors kept for the log, the event loop and the listeners: 18 when nothing happens, and more
-# to begin a segment, read the log and compact it. Without them the log fails, and all ends.
-RESERVED_DESCRIPTORS: Final = 32
 _CLUSTER_ID_BYTES: Final = 16  # 22 characters of base64.
 
 
@@ -161,39 +159,19 @@ def group_config(settings: Settings) -> GroupConfig:
     )
 
 
-def max_connections(settings: Settings) -> int:
-    """Return how many connections this process may hold, given its descriptors."""
-    others = http_max_connections(settings) if settings.http_listeners else 0
-    others += max_handshakes() if settings.has_tls else 0
-    return max(1, min(settings.max_connections, _descriptors() - others))
-
-
-def http_max_connections(settings: Settings) -> int:
-    """Return how many of HTTP it may: few descriptors are for clients first."""
-    return max(1, min(settings.http_max_connections, _descriptors() // 4))
-
-
-def max_handshakes() -> int:
-    """Return how many handshakes may go on, which are no connections yet."""
-    return max(1, min(HANDSHAKES_MAX, _descriptors() // 8))
-
-
-def _descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - RESERVED_DESCRIPTORS
-
-
 class Console(NamedTuple):
     """What the daemon was started from, and where it tells how it goes.
 
     Attributes:
         read_settings: Reads the settings again, as the start did.
+        room: Of the process, for connections.
     """
 
     bar: Bar
     output: LogOutput
     read_settings: Callable[[], Settings]
     manager: ServiceManager
+    room: Room
 
 
 class Logs(Protocol):
@@ -394,7 +372,7 @@ async def _serve_logs(
         environment=environment,
         settings=settings,
         coordination=logs.coordination,
-        max_connections=max_connections(settings),
+        max_connections=console.room.max_connections(settings),
         authorizer=make_authorizer(settings, node),
         begin_log_in=make_log_ins(log_ins, node, b""),
     )
@@ -414,7 +392,7 @@ async def _serve_logs(
         if node.started:
             manager.ready()
 
-    applied = partial(_apply, settings, logs, node, server)
+    applied = partial(_apply, settings, logs, node, server, console.room)
     read_again = Reload(settings, console.read_settings, console.output, applied)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -434,11 +412,20 @@ async def _serve_logs(
                     certificates,
                     server.sessions,
                     environment,
+                    console.room.handshakes,
                 )
             nursery.start_soon(server.run, doors[:native], with_log_in(doors, addresses))
             if doors[native:]:
                 _start_http(
-                    nursery, settings, doors[native:], node, server, environment, tee, log_ins
+                    nursery,
+                    settings,
+                    doors[native:],
+                    node,
+                    server,
+                    environment,
+                    tee,
+                    log_ins,
+                    console.room.http,
                 )
             _tell_listening(addresses, listeners, native, logs)
             nursery.start_soon(manager.feed)
@@ -456,14 +443,14 @@ async def _serve_logs(
     return 0
 
 
-def _apply(settings: Settings, logs: Logs, node: Node, server: Server) -> None:
+def _apply(settings: Settings, logs: Logs, node: Node, server: Server, room: Room) -> None:
     """Tell those who keep a copy of *settings* that may change."""
     logs.apply(settings)
     if node.started:
         node.check_storage()
     node.totals.limits = limits_of(settings)
     node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
-    server.sessions.max_connections = max_connections(settings)
+    server.sessions.max_connections = room.max_connections(settings)
 
 
 def start_tls(
@@ -474,16 +461,18 @@ def start_tls(
     certificates: "Certificates",
     sessions: Sessions,
     environment: Environment,
+    at_most: int,
 ) -> list[Listener]:
     """Return the doors: the listeners themselves, or with TLS before them.
 
-    The first *native* ones are the clients', the others HTTP's.
+    The first *native* ones are the clients', the others HTTP's. *at_most* handshakes go on at a
+    time.
     """
     handshakes = Handshakes(
         environment=environment,
         identities=certificates,
         warn=sessions.warn,
-        at_most=max_handshakes(),
+        at_most=at_most,
         clock_s=time.thread_time,
     )
     no_room_for_http = partial(
@@ -543,6 +532,7 @@ def _start_http(
     environment: Environment,
     tee: Tee,
     log_ins: "LogIns | None",
+    max_connections: int,
 ) -> None:
     from coordinator.http.run import start_http  # noqa: PLC0415 - who has none pays nothing for it
 
@@ -555,7 +545,7 @@ def _start_http(
         environment=environment,
         tee=tee,
         warn=server.sessions.warn,
-        max_connections=http_max_connections(settings),
+        max_connections=max_connections,
         entry=make_entry(node, server, log_ins),
     )
 

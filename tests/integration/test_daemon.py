@@ -1,5 +1,6 @@
 """The daemon as an operator has it: a process, a folder, signals and exit statuses."""
 
+import re
 import shutil
 import signal
 import threading
@@ -15,6 +16,8 @@ from protocol.messages import (
     ApiKey,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    CompactLogRequest,
+    CompactLogResponse,
     GroupFetch,
     ListGroupsRequest,
     OffsetCommitRequest,
@@ -335,6 +338,32 @@ def test_it_lives_on_few_descriptors(tmp_path: Path) -> None:
                 return False
 
         until(served, "room for a connection")
+
+
+def test_too_few_descriptors_refuse_the_start_and_one_more_serves(tmp_path: Path) -> None:
+    """What would end it at the first roll, or without a traceback at all, is said at once."""
+    with daemon(tmp_path / "data", limit="--nofile=12") as refused:
+        assert refused.wait() == EXIT_REFUSED
+    (said,) = refused.stray
+    assert "this process may open 12 files (ulimit -n)" in said
+    assert not (tmp_path / "data").exists()
+
+    (least,) = re.findall(r"so (\d+) at least", said)
+    segments = "offsets.topic.segment.bytes=4096"
+    with daemon(tmp_path / "data", segments, limit=f"--nofile={least}") as one:
+        one.ready()
+        with one.connect() as connection:
+            others = [one.connect() for _ in range(40)]
+            one.wait_for("connection.refused")
+            for offset in range(100):
+                assert committed(connection, offset)
+            done = connection.ask(CompactLogRequest())
+            assert isinstance(done, CompactLogResponse)
+            assert done.error == 0
+            for other in others:
+                other.close()
+        assert one.events("accept.paused") == []
+        assert one.stop() == 0
 
 
 def test_the_log_rolls_while_there_is_no_room_for_a_connection(tmp_path: Path) -> None:
