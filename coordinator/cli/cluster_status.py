@@ -23,7 +23,7 @@ from coordinator.cluster.engine import (
     Reply,
     Request,
 )
-from coordinator.cluster.errors import EnsembleUnreachable
+from coordinator.cluster.errors import ClusterGone, EnsembleUnreachable
 from coordinator.cluster.zookeeper import Visit
 from protocol import messages as m
 
@@ -215,6 +215,8 @@ def _journal_in_zookeeper(visit: Visit, number: int, sessions: Mapping[int, int]
 def _asked(visit: Visit, request: Request) -> Reply:
     """Return the answer to a request that reads."""
     reply = visit.ask(request)
+    if reply.code is Code.GONE:
+        raise ClusterGone(f"{reply.value} isn't there")
     if reply.code not in {Code.OK, Code.MISSING}:
         raise EnsembleUnreachable(f"ZooKeeper doesn't answer: {reply.code.name} {reply.value}")
     return reply

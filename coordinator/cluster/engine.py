@@ -45,6 +45,7 @@ class Code(Enum):
     FENCED = auto()  # The version of `leader` is another one. Not applied.
     CONFLICT = auto()  # The version of what was to be replaced is another one. Not applied.
     GAP = auto()  # The entry before the one to be appended isn't there. Not applied.
+    GONE = auto()  # A znode isn't there that every cluster has; `value` names it. Not applied.
     REFUSED = auto()  # Anything else that is surely not applied; `value` says what, in words.
     LOST = auto()  # Nobody knows. What only reads is asked again.
 
@@ -53,7 +54,7 @@ class Reply(NamedTuple):
     """The answer to a request.
 
     Attributes:
-        value: What was read; see the request. The reason, a str, if it was REFUSED.
+        value: What was read; see the request. A str if it was GONE or REFUSED.
         version: Of the one znode that was read or replaced.
         owner: The session that an ephemeral node belongs to, else 0.
         changed_ms: When it was last replaced, by the engine's wall clock, to be shown; -1 if not
@@ -153,6 +154,14 @@ class Snapshot:
     compacted_below: dict[int, int] = field(default_factory=dict)
 
 
+# --- The cluster ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCluster:
+    """Read which cluster it is, and watch that. `value`: its id."""
+
+
 # --- Nodes ---------------------------------------------------------------------------------
 
 
@@ -194,10 +203,7 @@ class ReadNode:
 
 @dataclass(frozen=True, slots=True)
 class ReadLeader:
-    """Read who leads, and watch it. `value`: `Leader`, or None if there never was one; `version`.
-
-    MISSING: there is no such journal.
-    """
+    """Read who leads, and watch it. `value`: `Leader`, None if there never was one; `version`."""
 
     journal: int
 
@@ -398,7 +404,8 @@ class SetPurged:
 
 
 Request = (
-    Register
+    ReadCluster
+    | Register
     | Announce
     | ListNodes
     | ReadNode

@@ -40,6 +40,7 @@ from coordinator.cluster.engine import (
     Fired,
     Leader,
     ListNodes,
+    ReadCluster,
     ReadLeader,
     ReadNode,
     ReadPurged,
@@ -51,7 +52,7 @@ from coordinator.cluster.engine import (
     Suspended,
     WatchEntry,
 )
-from coordinator.cluster.errors import ClusterRefused
+from coordinator.cluster.errors import ClusterGone, ClusterRefused
 from coordinator.cluster.journal import Member, ReplicatedJournal, Role
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.plan import plan, rank
@@ -82,6 +83,7 @@ class ClusterNode:
     Attributes:
         journals: By number.
         nodes: The registered nodes, by id, as far as this one has seen.
+        cluster_id: Of the cluster; "" for any.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class ClusterNode:
             for number in range(layout.journals)
         ]
         self.nodes: dict[int, Present] = {}
+        self.cluster_id = ""
         self._strays: set[str] = set()  # That were told of.
         self._listed: frozenset[int] = frozenset()  # Nodes whose registration is known, or read.
         self._registration = registration
@@ -199,17 +202,17 @@ class ClusterNode:
         self._now_ms = now_ms
         match event:
             case Suspended():
-                self._session, self._me = 0, None
-                self._waits_since_ms, self._is_last_try, self._may_wait = None, False, True
-                for journal in self.journals:
-                    self._pass(journal.told(event, now_ms))
+                self._suspend(event)
             case Connected(session):
                 self._session = session
-                if session == self._registered_session:
-                    self._begin_session()
-                else:
+                is_registered = session == self._registered_session
+                if not is_registered:
                     self._registered = None
                     self._register()
+                # A new session may see the time before the founding, until its first write.
+                self._send(ReadCluster())
+                if is_registered:
+                    self._begin_session()
             case Expired():
                 self._registered_session = 0
             case Fired(request) if self._session:
@@ -217,10 +220,16 @@ class ClusterNode:
         self._look_for_work()
         return self._done()
 
+    def _suspend(self, event: Suspended) -> None:
+        self._session, self._me = 0, None
+        self._waits_since_ms, self._is_last_try, self._may_wait = None, False, True
+        for journal in self.journals:
+            self._pass(journal.told(event, self._now_ms))
+
     def _fired(self, request: Request) -> None:
         if isinstance(request, ReadLeader | ReadSnapshot | WatchEntry):
             self._pass(self.journals[request.journal].fired(request, self._now_ms))
-        elif self._me is not None or isinstance(request, ReadNode):
+        elif self._me is not None or isinstance(request, ReadNode | ReadCluster):
             self._send(request)
 
     def replied(self, request: Request, reply: Reply, now_ms: int) -> list[Effect]:
@@ -229,8 +238,20 @@ class ClusterNode:
         if reply.stray and reply.stray not in self._strays:
             self._strays.add(reply.stray)
             self._out.append(Stray(reply.stray))
+        if what := self._found_instead(request, reply):
+            # What else this session answers is not about the cluster that was served.
+            self._suspend(Suspended())
+            self._out.append(Failed(ClusterGone(what)))
+            return self._done()
         match request:
-            case ReadNode(journal=-1) | Register() | Announce() | ListNodes() | ReadPurged():
+            case (
+                ReadCluster()
+                | ReadNode(journal=-1)
+                | Register()
+                | Announce()
+                | ListNodes()
+                | ReadPurged()
+            ):
                 if reply.code is Code.REFUSED:
                     self._fail(str(reply.value))
                 elif reply.code is not Code.LOST and self._session:
@@ -243,6 +264,15 @@ class ClusterNode:
                 if _standing(journal) != before:
                     self._look_for_work()
         return self._done()
+
+    def _found_instead(self, request: Request, reply: Reply) -> str:
+        """Return what is there in place of the cluster's data; "" if that is there."""
+        if reply.code is Code.GONE:
+            return f"{reply.value} isn't there"
+        is_read = isinstance(request, ReadCluster) and reply.code is Code.OK
+        if is_read and self.cluster_id not in {"", reply.value}:
+            return f"the cluster {reply.value} is there, not {self.cluster_id}"
+        return ""
 
     def took(self, journal: int, now_ms: int) -> list[Effect]:
         """Go on reading *journal*: the batches of its oldest `Followed` are replayed."""

@@ -44,12 +44,13 @@ class Failure(Enum):
 # What a failure of one operation of a transaction says of the request.
 Meanings = Mapping[Failure, Code]
 
-_FENCE: Final = {Failure.BAD_VERSION: Code.FENCED}
+# Of a znode that is there as long as the cluster is.
+_LASTS: Final = {Failure.NO_NODE: Code.GONE}
+_FENCE: Final = {Failure.BAD_VERSION: Code.FENCED, **_LASTS}
 _BEFORE: Final = {Failure.NO_NODE: Code.GAP}
 _MADE: Final = {Failure.NODE_EXISTS: Code.EXISTS}
 _REPLACED: Final = {Failure.BAD_VERSION: Code.CONFLICT, Failure.NO_NODE: Code.MISSING}
 _REMOVED: Final = {Failure.NO_NODE: Code.MISSING}
-_NEVER: Final[Meanings] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +379,7 @@ def operation(request: engine.Request) -> Operation:
 def _register(request: engine.Register) -> Multi:
     registration = request.registration
     path, data = node_path(registration.node), encode_registration(registration)
-    return Multi((Make(path, data, _MADE, is_ephemeral=True),))
+    return Multi((Make(path, data, _MADE | _LASTS, is_ephemeral=True),))
 
 
 def _announce(request: engine.Announce) -> Multi:
@@ -392,7 +393,7 @@ def _set_leader(request: engine.SetLeader) -> Multi:
     node = NO_LEADER if leader.is_frozen else leader.node
     state = _state(node, leader.epoch, request.in_sync)
     path, data = leader_path(request.journal), encode_leader(leader)
-    states = [Set(_state_path(p), state, ANY_VERSION, _NEVER) for p in request.partitions]
+    states = [Set(_state_path(p), state, ANY_VERSION, _LASTS) for p in request.partitions]
     return Multi((Set(path, data, request.version, _FENCE), *states))
 
 
@@ -471,7 +472,7 @@ def _remove_chunks(request: engine.RemoveChunks) -> Multi:
 def _set_purged(request: engine.SetPurged) -> Multi:
     path, data = _purged_path(request.journal), str(request.purged).encode()
     fence = _fence(request.journal, request.version)
-    return Multi((fence, Set(path, data, ANY_VERSION, _NEVER)))
+    return Multi((fence, Set(path, data, ANY_VERSION, _LASTS)))
 
 
 def _get(path: str) -> Get:
@@ -479,6 +480,7 @@ def _get(path: str) -> Get:
 
 
 _OPERATIONS: Final[dict[type, Callable[[Any], Operation]]] = {
+    engine.ReadCluster: lambda _: _get(CLUSTER_ID),
     engine.Register: _register,
     engine.Announce: _announce,
     engine.ListNodes: lambda _: Children("/brokers/ids", watches=True),
@@ -541,7 +543,18 @@ def _reply_failed(request: engine.Request, at: int, failure: Failure) -> Reply:
     if code is None:
         kind = type(request).__name__
         return Reply(Code.REFUSED, f"{kind}: {type(change).__name__} {change.path}: {failure.name}")
-    return Reply(code)
+    path = change.path.rpartition("/")[0] if isinstance(change, Make) else change.path
+    return Reply(code, path if code is Code.GONE else None)
+
+
+def _missing(request: engine.Request) -> Reply:
+    """Return what it means that the znode which *request* reads isn't there."""
+    match request:
+        case engine.ReadNode() | engine.ListChunks() | engine.ListLog(_, int()):
+            return Reply(Code.MISSING)
+    asked = operation(request)
+    assert isinstance(asked, Get | Children)
+    return Reply(Code.GONE, asked.paths[0] if isinstance(asked, Get) else asked.path)
 
 
 def _up_to_first_missing(znodes: tuple[Znode | None, ...]) -> tuple[bytes, ...]:
@@ -550,7 +563,7 @@ def _up_to_first_missing(znodes: tuple[Znode | None, ...]) -> tuple[bytes, ...]:
 
 def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Reply:
     if names is None:
-        return Reply(Code.MISSING)
+        return _missing(request)
     if isinstance(request, engine.ListSnapshots):
         return Reply(Code.OK, tuple(sorted(names)))
     # Tools of Kafka may write here, and people.
@@ -568,9 +581,11 @@ def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Repl
 
 def _reply_content(request: engine.Request, znode: Znode | None) -> Reply:
     if znode is None:
-        return Reply(Code.MISSING)
+        return _missing(request)
     value: Any = znode.data
     match request:
+        case engine.ReadCluster():
+            value = json.loads(value)["id"]
         case engine.ReadNode(node):
             value = decode_registration(node, value)
         case engine.ReadLeader():

@@ -123,7 +123,7 @@ class ClusterLogs:
             log.warning("zookeeper.release_unknown", server=server, reason=reason)
         log.info("cluster.found", cluster_id=found.cluster_id)
         self._take_secret(found.secret)
-        self.store.cluster_id = found.cluster_id
+        self.store.cluster_id = self.store.machine.cluster_id = found.cluster_id
 
     def on_secret(self, take: Callable[[bytes], None]) -> None:
         """Have *take* called with it when the cluster is found."""

@@ -36,9 +36,9 @@ from coordinator.cluster.journal import Member
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.snapshots import make_snapshot
-from coordinator.log.errors import LogCorrupt, LogFailed
+from coordinator.log.errors import LogCorrupt, LogError, LogFailed
 from coordinator.log.format import Batch
-from tests.sim.ensemble import Ensemble, Line, Undone
+from tests.sim.ensemble import CLUSTER_ID, Ensemble, Line, Undone, cluster
 
 NODES: Final = 3
 PARTITIONS: Final = 4
@@ -116,6 +116,7 @@ class World:
         topics: By journal, how much was in the log of the topics when it was claimed last.
         runs: By journal and epoch, the process that acknowledges in it.
         is_set_back: The ensemble was, so a node may end.
+        is_wiped: Its znodes were removed, those of living sessions, too.
     """
 
     rng: random.Random
@@ -130,6 +131,7 @@ class World:
     late: list[Undone] = field(default_factory=list)
     tokens: Iterator[int] = field(default_factory=lambda: count(1))
     is_set_back: bool = False
+    is_wiped: bool = False
     looked: int = 0
     acks: int = 0
     reads: int = 0
@@ -180,7 +182,8 @@ class World:
             return
         writer, session = self.ensemble.writers[number], self.ensemble.session(before.session)
         is_living = session.ended_at is None or session.ended_at > number
-        require(writer == before.session or not is_living, "taken from a living session")
+        may_take = writer == before.session or not is_living or self.is_wiped
+        require(may_take, "taken from a living session")
 
 
 class Host:
@@ -201,6 +204,7 @@ class Host:
             follow_interval_ms=FOLLOW_INTERVAL_MS,
             keep_bytes=rng.choice((0, 300)),
         )
+        self.cluster.cluster_id = CLUSTER_ID
         self.line = Line(world.ensemble, self._told)
         self.held: list[dict[int, None]] = [{} for _ in range(world.journals)]
         self.epochs: dict[int, int] = {}  # Of the journals that it serves.
@@ -217,6 +221,7 @@ class Host:
         # Journals of which it knows more than is left -> the last entry that it knows.
         self.must_refuse: dict[int, int] = {}
         self.is_over = False
+        self.error: LogError | None = None
 
     # --- effects ------------------------------------------------------------------------
 
@@ -338,6 +343,7 @@ class Host:
         self.reads = [replace(r, must_show=r.must_show & left) for r in self.reads]
 
     def _failed(self, effect: fx.Failed) -> None:
+        self.error = self.error or effect.error
         self.is_over = self.world.is_set_back and isinstance(effect.error, LogCorrupt)
         if self.is_over:
             self.epochs.clear()
@@ -462,7 +468,7 @@ class History:
         self.steps = steps
         self._is_set_back = is_set_back
         journals = journals or self.rng.choice((1, 1, 1, 2))
-        ensemble = Ensemble(znodes.founding(PARTITIONS, journals))
+        ensemble = Ensemble(cluster(PARTITIONS, journals))
         self._founding = ensemble.transactions
         self.world = World(self.rng, journals, ensemble, [Log() for _ in range(journals)])
         self.hosts = [Host(self.world, number) for number in range(NODES)]
@@ -528,6 +534,19 @@ class History:
         ends = world.set_back(max(self._founding, world.ensemble.transactions - behind))
         for host in self.hosts:
             host.set_back(ends)
+
+    def wipe(self) -> None:
+        """Have all znodes removed one by one, in any order, while the nodes go on."""
+        self.world.is_set_back = self.world.is_wiped = True
+        while self.world.ensemble.wipe(self.rng.choice):
+            for host in self.hosts:
+                if self.rng.random() < 0.1:
+                    for journal in range(self.world.journals):
+                        host.commit(journal)
+                    self.do_all(host)
+            self.world.look()
+            self._bury()
+        self.come_to_rest()
 
     def _bury(self) -> None:
         """Have those end that refuse to go on; nobody starts them again."""

@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from coordinator.log.errors import LogCorrupt
 from tests.cluster.model import NODES, History
 
 # As many as take 20 s of CPU; each night there are 20,000.
@@ -34,6 +35,19 @@ def test_nodes_that_know_more_than_an_ensemble_that_was_set_back_end(seeds: rang
 
     ended = NODES * len(seeds) - sum(len(history.hosts) for history in histories)
     assert len(seeds) < ended < NODES * len(seeds)
+
+
+@pytest.mark.parametrize("seeds", _chunks()[1::4], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_nodes_end_when_their_data_is_removed_in_any_order(seeds: range) -> None:
+    """Whatever is missed first: none goes on, none calls it a refused start or fails over it."""
+    for seed in seeds:
+        history = History(seed)
+        history.run()
+        hosts = list(history.hosts)
+        history.wipe()
+
+        assert not history.hosts
+        assert all(isinstance(host.error, LogCorrupt) for host in hosts)
 
 
 def test_a_seed_repeats_its_history() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from coordinator.cluster import effects as fx, znodes
 from coordinator.cluster.engine import Registration, SetLeader, Snapshot
+from coordinator.cluster.errors import ClusterGone
 from coordinator.cluster.journal import Role
 from tests.cluster import model
 from tests.cluster.model import History, Host
@@ -128,3 +129,69 @@ def test_who_is_no_node_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -
 
     assert any(host.epochs for host in history.hosts)
     assert set(strangers) == {old.number, 99}
+
+
+def gone(history: History) -> list[str]:
+    """Let everything happen; return why each node has ended."""
+    hosts = list(history.hosts)
+    history.world.is_set_back = True
+    history.come_to_rest()
+    assert not history.hosts
+    assert all(isinstance(host.error, ClusterGone) for host in hosts)
+    return [str(host.error) for host in hosts]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        znodes.CLUSTER_ID,
+        znodes.leader_path(0),
+        "/journals/0/snapshot",
+        "/journals/0/purged",
+    ],
+)
+def test_a_node_ends_as_soon_as_what_every_cluster_has_is_removed(path: str) -> None:
+    """A watch tells it, also where nobody writes: no time passes."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    began_ms = history.world.now_ms
+    ensemble = history.world.ensemble
+    ensemble.do(ensemble.connect(), znodes.Multi((znodes.Remove(path, {}),)), None)
+    history.world.is_set_back = True
+    for host in list(history.hosts):
+        history.do_all(host)
+
+    assert history.world.now_ms == began_ms
+    for reason in gone(history):
+        assert f"the cluster's data is gone from ZooKeeper: {path} isn't there" in reason
+        assert "group-coordinator cluster init" in reason
+
+
+def test_a_node_that_meets_an_ensemble_without_data_ends() -> None:
+    """Its servers have no room for a registration either."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    for host in history.hosts:
+        host.line.drop()
+    ensemble = history.world.ensemble
+    while ensemble.wipe(lambda leaves: leaves[0]):
+        pass
+
+    reasons = gone(history)
+    assert [reason for reason in reasons if "isn't there" not in reason] == []
+
+
+def test_a_node_that_meets_another_cluster_ends_before_it_does_anything_there() -> None:
+    """Somebody has made a new one in the place of the wiped one, and its fences may fit."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    for host in history.hosts:
+        host.line.drop()
+    ensemble = history.world.ensemble
+    other = f'{{"version":1,"id":"{"B" * 22}"}}'.encode()
+    change = znodes.Set(znodes.CLUSTER_ID, other, znodes.ANY_VERSION, {})
+    ensemble.do(ensemble.connect(), znodes.Multi((change,)), None)
+    before = ensemble.at(znodes.leader_path(0))
+
+    assert [reason for reason in gone(history) if "not AAAAAAAAAAAAAAAAAAAAAA" not in reason] == []
+    assert ensemble.at(znodes.leader_path(0)) == before

@@ -85,7 +85,7 @@ def test_a_registration_shows_what_tools_of_kafka_look_for() -> None:
         (0, Failure.BAD_VERSION, Code.FENCED),
         (1, Failure.NO_NODE, Code.GAP),
         (2, Failure.NODE_EXISTS, Code.EXISTS),
-        (0, Failure.NO_NODE, Code.REFUSED),
+        (0, Failure.NO_NODE, Code.GONE),
         (2, Failure.NO_NODE, Code.REFUSED),
     ],
 )
@@ -176,3 +176,41 @@ def test_names_that_are_no_numbers_are_passed_over_and_told() -> None:
     assert znodes.reply(engine.ListLog(2, None), Names(("1", "0"))) == Reply(
         Code.OK, (0, 1_000_000)
     )
+
+
+READS_WHAT_LASTS: tuple[engine.Request, ...] = (
+    engine.ReadCluster(),
+    engine.ListNodes(),
+    engine.ReadLeader(1),
+    engine.ListLog(1, None),
+    engine.ReadSnapshot(1),
+    engine.ListSnapshots(1),
+    engine.ReadPurged(1),
+)
+READS_WHAT_GOES: tuple[engine.Request, ...] = (
+    engine.ReadNode(1),
+    engine.ListLog(1, 5),
+    engine.ListChunks(1, "name"),
+)
+
+
+@pytest.mark.parametrize("request_", READS_WHAT_LASTS + READS_WHAT_GOES, ids=repr)
+def test_a_missing_znode_that_every_cluster_has_means_that_its_data_is_gone(
+    request_: engine.Request,
+) -> None:
+    """A registration, an entry or a chunk comes and goes; the rest is there from the founding."""
+    asked = znodes.operation(request_)
+    nothing = Names(None) if isinstance(asked, znodes.Children) else Contents((None,))
+    reply = znodes.reply(request_, nothing)
+    paths = asked.paths if isinstance(asked, znodes.Get) else (getattr(asked, "path", None),)
+
+    assert reply == (
+        Reply(Code.GONE, paths[0]) if request_ in READS_WHAT_LASTS else Reply(Code.MISSING)
+    )
+
+
+def test_a_registration_without_its_parent_means_that_the_data_is_gone() -> None:
+    """It was told as a refused start: Register: Make /brokers/ids/1: NO_NODE."""
+    reply = znodes.reply(engine.Register(REGISTRATION), Failed(0, Failure.NO_NODE))
+
+    assert reply == Reply(Code.GONE, "/brokers/ids")

@@ -163,7 +163,7 @@ def replace_by_empty(made: Ensemble) -> None:
     """Have servers without any data in place of those that there are."""
     for server in made.servers:
         server.kill()
-        shutil.rmtree(server.data / "version-2")
+        shutil.rmtree(server.data)
     made.start()
 
 

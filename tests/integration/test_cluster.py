@@ -127,8 +127,9 @@ def test_nodes_end_for_good_when_their_ensemble_was_set_back(
 ) -> None:
     """What they know and it doesn't may have been acknowledged: a person has to look."""
     with ensemble(tmp_path / "servers") as made:
-        settings = (f"cluster.zookeeper={made.hosts}/gc", "cluster.session.timeout.ms=4000")
-        with daemon(None, *settings, "node.id=1", options=["--nodes=2"]) as nodes:
+        where = (f"cluster.zookeeper={made.hosts}/gc", "cluster.create=true")
+        settings = (*where, "cluster.session.timeout.ms=4000", "node.id=1")
+        with daemon(None, *settings, options=["--nodes=2"]) as nodes:
             until(lambda: len(nodes.events("ready")) == 2, "both ready")
             commit_to(nodes, 6)
             copy = DataCopy(made, tmp_path / "copy")

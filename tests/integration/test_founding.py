@@ -5,12 +5,14 @@ import shlex
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from kazoo.client import KazooClient
@@ -26,10 +28,18 @@ from coordinator.cluster.layout import Layout
 from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
+from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
+from protocol.messages import GroupFetch, OffsetFetchRequest
 from tests.fakes.tls import authority
 from tests.integration.cluster_support import cluster
-from tests.integration.daemon import daemon, run_cli
-from tests.integration.ensemble import guarded_server
+from tests.integration.daemon import Connection, daemon, run_cli, until
+from tests.integration.ensemble import (
+    found as found_cluster,
+    guarded_server,
+    replace_by_empty,
+    wipe,
+)
+from tests.server.world import commit
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +51,7 @@ OTHER: Final = "a123456789012345678901"
 USER: Final = "gc"
 # A cluster of this has its znodes in several transactions.
 LARGE: Final = Layout(num_partitions=300, journals=2)
+PAUSE_S: Final = 0.05
 _numbers = count()
 
 
@@ -454,3 +465,53 @@ def test_nodes_that_may_create_the_cluster_make_one(zookeeper: Ensemble) -> None
     with cluster(f"{zookeeper.hosts}/founding/{next(_numbers)}", f"cluster.id={ID}") as nodes:
         assert {line["cluster_id"] for line in nodes.events("log.created")} == {ID}
         assert {line["cluster_id"] for line in nodes.events("listening")} == {ID}
+
+
+def fetched(connection: Connection) -> set[int]:
+    """Return the offsets that a node tells, if it does; it may have ended."""
+    try:
+        answer: Any = connection.ask(OffsetFetchRequest((GroupFetch("g", None),), False))
+    except OSError:
+        return set()
+    groups = [group for group in answer.groups if not group.error]
+    return {found.offset for g in groups for t in g.topics for found in t.partitions}
+
+
+@pytest.mark.parametrize(
+    "lose", [partial(wipe, chroot="/gc"), replace_by_empty], ids=["chroot", "ensemble"]
+)
+def test_nodes_end_for_good_when_their_data_is_gone_and_make_none_in_its_place(
+    tmp_path: Path, lose: Callable[[Ensemble], None]
+) -> None:
+    """A new, empty cluster told each group -1 without an error, and began at epoch 1 again."""
+    if why := missing("zookeeper"):
+        pytest.skip(why)
+    with ensemble(tmp_path) as made, ExitStack() as stack:
+        found_cluster(made, "/gc")
+        where = (f"cluster.zookeeper={made.hosts}/gc", "cluster.session.timeout.ms=4000")
+        settings = (*where, "node.id=1")
+        nodes = stack.enter_context(daemon(None, *settings, options=["--nodes=2"]))
+        until(lambda: len(nodes.events("ready")) == 2, "both ready")
+        ports = {line["port"] for line in nodes.events("listening")}
+        connections = [stack.enter_context(Connection(port)) for port in ports]
+        until(
+            lambda: any(getattr(one.ask(commit(6)), "error", -1) == 0 for one in connections),
+            "a commit",
+            pause_s=0.2,
+        )
+        lose(made)
+        seen = set[int]()
+        while nodes.process.poll() is None:
+            seen = seen.union(*map(fetched, connections))
+            time.sleep(PAUSE_S)
+
+        assert nodes.wait() == EXIT_CORRUPT
+        assert seen <= {6}
+        assert {line["node"] for line in nodes.events("node.given_up")} == {1, 2}
+        assert nodes.events("node.ended") == []
+        reasons = [line["reason"] for line in nodes.events("log.failed")]
+        assert ["gone from ZooKeeper" in reason for reason in reasons] == [True, True], reasons
+        again = stack.enter_context(daemon(None, *settings))
+        reason = again.wait_for("refused")["reason"]
+        assert again.wait() == EXIT_REFUSED
+        assert "/gc of ZooKeeper holds no cluster. If there was one, its data is gone" in reason

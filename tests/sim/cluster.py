@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.cluster import znodes
 from coordinator.cluster.engine import Registration
 from coordinator.cluster.entries import FORMATS
 from coordinator.cluster.layout import Layout
@@ -27,7 +26,7 @@ from tests.fakes.environment import environment
 from tests.fakes.snapshots import MemoryChild
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import WALL_MS, Client, FakeListener
-from tests.sim.ensemble import Ensemble, Line, Undone
+from tests.sim.ensemble import CLUSTER_ID, Ensemble, Line, Undone, cluster as made_cluster
 from tests.sim.timer import Timer
 
 SESSION_TIMEOUT_MS: Final = 6_000
@@ -93,6 +92,7 @@ class Host:
             keep_bytes=cluster.settings.cluster_tail_bytes,
             wall_offset_ms=WALL_MS,
         )
+        self.machine.cluster_id = CLUSTER_ID
         self.environment = surroundings = environment(
             submit=_nothing,
             new_uuid=new_id,
@@ -103,7 +103,7 @@ class Host:
         self.store = Replication(
             self.machine,
             surroundings,
-            cluster_id="A" * 22,
+            cluster_id=CLUSTER_ID,
             num_partitions=PARTITIONS,
             state_max_bytes=cluster.state_max_bytes,
             snapshots=Snapshots(self.child.run, cluster.tail_bytes, cluster.tail_entries),
@@ -267,7 +267,7 @@ class Cluster:
         self.listen: Callable[[str], Listener] = lambda _name: FakeListener()
         self.undone: Callable[[list[Undone]], None] = lambda _undone: None
         self.newest_seen: Callable[[Line], int] = lambda _line: self.ensemble.transactions
-        self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))
+        self.ensemble = Ensemble(made_cluster(PARTITIONS, JOURNALS))
         self.ensemble.stirred = self._stir
         self.hosts: dict[int, Host] = {}
         self.is_set_back = False

@@ -10,8 +10,9 @@ Nothing happens by itself: whoever holds an `Ensemble` and its `Line`s decides w
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import (
@@ -49,6 +50,13 @@ from coordinator.cluster.znodes import (
 )
 
 _LOST = Reply(Code.LOST)
+CLUSTER_ID: Final = "A" * 22
+
+
+def cluster(partitions: int, journals: int, cluster_id: str = CLUSTER_ID) -> Iterator[Make]:
+    """Yield all that a new cluster has, in order."""
+    yield from znodes.founding(partitions, journals)
+    yield Make(znodes.CLUSTER_ID, f'{{"version":1,"id":"{cluster_id}"}}'.encode())
 
 
 def _nothing() -> None:
@@ -165,6 +173,14 @@ class Ensemble:
                 session.ended_at = session.ended_at or self.transactions
             elif session.ended_at is not None and session.ended_at >= transactions:
                 session.ended_at = None
+
+    def wipe(self, choose: Callable[[list[str]], str]) -> bool:
+        """Remove one znode without children, which *choose* names; False if there is none."""
+        paths = [path for path in self._histories if path and self.at(path) is not None]
+        if paths:
+            leaves = [path for path in paths if not self.names(path)]
+            self._apply((Remove(choose(leaves), {}),), self.connect())
+        return bool(paths)
 
     def at(self, path: str, seen: int | None = None) -> Znode | None:
         """Return what *path* is after so many transactions, or all; None if it isn't there."""
