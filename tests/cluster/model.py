@@ -9,7 +9,8 @@ What must hold at any time:
 
 - An entry of the log is made once, behind the one before it: no holes, and nothing comes back.
 - What was acknowledged is in the log. What was answered 16 never is.
-- Acknowledgements of one epoch come from one process.
+- Acknowledgements of one epoch come from one process, also if the ensemble is set back, as long as
+  a restore takes more minutes by the nodes' clocks than there were claims.
 - A read that was answered shows all that was acknowledged, by anyone, before it was asked.
 - What a node holds is what the log says, as far as it has it, when it begins to lead all of it.
   Then it knows all topics, too, that there were when it claimed to.
@@ -44,6 +45,9 @@ NODES: Final = 3
 PARTITIONS: Final = 4
 SESSION_TIMEOUT_MS: Final = 4_000
 FOLLOW_INTERVAL_MS: Final = 50
+# The time of day when a history begins, and how long a backup takes to be restored.
+WALL_MS: Final = 1_700_000_000_000
+RESTORE_MS: Final = 1_000 * 60_000
 _LEADER_PATH: Final = re.compile(r"/journals/(\d+)/leader")
 _ENTRY_PATH: Final = re.compile(r"/journals/(\d+)/log/\d+/(\d+)")
 
@@ -161,8 +165,6 @@ class World:
         self.looked = self.ensemble.transactions
         left = {token for log in self.logs for token in log.tokens}
         self.acked = {partition: tokens & left for partition, tokens in self.acked.items()}
-        # Those whose claim is lost claim again, and reuse the epoch.
-        self.runs.clear()
         self.topics.clear()
         self.is_set_back = True
         return ends
@@ -203,6 +205,7 @@ class Host:
             session_timeout_ms=SESSION_TIMEOUT_MS,
             follow_interval_ms=FOLLOW_INTERVAL_MS,
             keep_bytes=rng.choice((0, 300)),
+            wall_offset_ms=WALL_MS,
         )
         self.cluster.cluster_id = CLUSTER_ID
         self.line = Line(world.ensemble, self._told)
@@ -467,6 +470,7 @@ class History:
         self.rng = random.Random(seed)
         self.steps = steps
         self._is_set_back = is_set_back
+        self._clock_goes_on = seed % 2 == 0
         journals = journals or self.rng.choice((1, 1, 1, 2))
         ensemble = Ensemble(cluster(PARTITIONS, journals))
         self._founding = ensemble.transactions
@@ -531,6 +535,10 @@ class History:
         world.late.clear()
         if behind is None:
             behind = self.rng.choice((1, 2, 3, 5, 10, 30, 100))
+        if self._clock_goes_on:
+            world.now_ms += RESTORE_MS
+        else:
+            world.runs.clear()  # Those whose claim is lost claim again, and reuse the epoch.
         ends = world.set_back(max(self._founding, world.ensemble.transactions - behind))
         for host in self.hosts:
             host.set_back(ends)
