@@ -15,7 +15,8 @@ A full disk prevents no start. Where little is free, a start leaves nothing behi
 is killed: the newest segment is written over itself instead of copied, what is cut off isn't saved,
 and the manifest is left for the next one who changes it. What is written then, meta and durable,
 needs one block at a time. If there is none, the ballast is thrown off: a file that is there for
-nothing else. If there is no ballast either, the block of `durable` serves, which was read by then.
+nothing else. If there is no ballast either, the block of `durable` serves; a name says meanwhile
+what was in it.
 What was begun is begun anew each time, as after a crash. At its end a start takes as much of the
 ballast again as the next one needs; the rest is for what groups write without being asked. All of
 it is taken when there is room again.
@@ -45,7 +46,6 @@ from coordinator.log.state_files import (
     META_NAME,
     MOVED_NAME,
     SEGMENT_SUFFIX,
-    STATE_NAMES,
     TEMPORARY_SUFFIX,
     CleanStop,
     DurablePosition,
@@ -53,9 +53,12 @@ from coordinator.log.state_files import (
     Meta,
     SegmentInfo,
     decode_clean_stop,
+    decode_durable,
     decode_manifest,
     decode_meta,
     first_serial,
+    is_state_file,
+    note_durable,
     read_durable,
     segment_name,
     write_manifest,
@@ -143,6 +146,8 @@ def _open_in_what_room_there_is(directory: Directory, expected: Expected) -> Ope
         except OSError as exc:
             if exc.errno not in NO_ROOM:
                 raise
+        if given_up == DURABLE_NAME and directory.exists(given_up):
+            note_durable(directory, decode_durable(directory.read(given_up)))
         directory.remove(given_up)
         directory.sync()
         is_tight = True
@@ -219,6 +224,8 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
     key = meta.key or FlushKey(expected.new_secret())
     try:
         meta = meta._replace(format=FORMAT, leader_epoch=checked_epoch(leader_epoch), key=key)
+        if DURABLE_NAME not in names:
+            note_durable(directory, active.end)
         write_meta(directory, meta)
         if stop is not None:
             directory.remove(CLEAN_NAME)
@@ -271,6 +278,7 @@ def _first_start(directory: Directory, names: list[str], expected: Expected) -> 
     )
     try:
         write_manifest(directory, manifest)
+        note_durable(directory, 0)
         write_meta(directory, meta)
     except BaseException:
         file.close()
@@ -352,7 +360,7 @@ def check_unused(directory: Directory, names: list[str]) -> None:
         LogRefused: It was, or it isn't a data folder.
     """
     for name in names:
-        if name in STATE_NAMES or name.endswith(TEMPORARY_SUFFIX) or name.startswith("."):
+        if is_state_file(name) or name.endswith(TEMPORARY_SUFFIX) or name.startswith("."):
             continue
         if not name.endswith(SEGMENT_SUFFIX):
             message = (
@@ -394,7 +402,7 @@ def check_folder(directory: Directory, names: list[str], expected: Expected | No
     stop = decode_clean_stop(directory.read(CLEAN_NAME)) if CLEAN_NAME in names else None
     end_offsets = _check_sealed(directory, manifest, meta)
     newest = _read_newest(directory, manifest.segments[-1], end_offsets, meta, stop)
-    _check_durable(read_durable(directory, names), manifest.segments[-1], newest)
+    _check_durable(read_durable(directory, names, meta), manifest.segments[-1], newest)
     end_offsets.update(newest.end_offsets)
     return Checked(meta, manifest, stop, end_offsets, newest)
 
@@ -565,7 +573,7 @@ def quarantine_unlisted(
     """
     moved = []
     for name in names:
-        if name in listed or name in STATE_NAMES or name.startswith("."):
+        if name in listed or is_state_file(name) or name.startswith("."):
             continue
         if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
             directory.remove(name)

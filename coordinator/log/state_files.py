@@ -9,14 +9,18 @@ anything else is damage.
 of the newest segment can be cut off, and what is left is a valid log. After a clean stop `clean`
 tells; after any other stop this does. It is overwritten in place behind each flush and not synced,
 so a process that is killed leaves the last value, and a power cut perhaps an older one: what it
-says was true, whichever is found. One that can't be read says nothing.
+says was true, whichever is found. A folder of format 2 that wasn't closed is never without it.
 
     u64 position | u32 crc32 of that
+
+While a start writes it, or has given up its block on a full disk, an empty file named
+`durable-<position>` says the same: a name takes no room.
 
 `ballast` has no content that matters: it is room, for a start on a disk that is full.
 """
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +43,11 @@ STATE_NAMES: Final = frozenset(
 TEMPORARY_SUFFIX: Final = ".tmp"
 SEGMENT_SUFFIX: Final = ".segment"
 
+_NOTED: Final = re.compile(DURABLE_NAME + "-([0-9]{20})")
+_UNKNOWN_END: Final = (
+    "how far the log was on disk isn't known, and acknowledged data may be missing at its end; "
+    "restore a backup, or see what 'group-coordinator log repair' would lose"
+)
 _POSITION: Final = struct.Struct(">Q")
 _CRC: Final = struct.Struct(">I")
 
@@ -100,6 +109,11 @@ class CleanStop(NamedTuple):
 
     segment: str
     end: int
+
+
+def is_state_file(name: str) -> bool:
+    """Return whether the file is one of those that are described here."""
+    return name in STATE_NAMES or _NOTED.fullmatch(name) is not None
 
 
 def data_bytes(segments: Iterable[SegmentInfo]) -> int:
@@ -225,17 +239,45 @@ def encode_durable(position: int) -> bytes:
 
 
 def decode_durable(data: bytes) -> int:
-    """Return the position that *data* vouches for; 0 if it doesn't for any."""
+    """Return the position that *data* vouches for. Raises LogCorrupt."""
     position, crc = data[: _POSITION.size], data[_POSITION.size :]
     if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(position):
-        return 0
+        raise LogCorrupt(f"the file {DURABLE_NAME!r} of the data folder is damaged: {_UNKNOWN_END}")
     value: int = _POSITION.unpack(position)[0]
     return value
 
 
-def read_durable(directory: Directory, names: list[str]) -> int:
-    """Return the folder's durable position, 0 if it doesn't say one. Raises OSError."""
-    return decode_durable(directory.read(DURABLE_NAME)) if DURABLE_NAME in names else 0
+def read_durable(directory: Directory, names: list[str], meta: Meta | None) -> int:
+    """Return the folder's durable position, 0 if no file has to say one.
+
+    Folders of format 1 may never have had the file, and after a clean stop `clean` says more.
+
+    Raises:
+        LogCorrupt: The file is damaged, or missing.
+        OSError: The disk fails.
+    """
+    found = [int(match[1]) for match in map(_NOTED.fullmatch, names) if match]
+    if DURABLE_NAME in names:
+        found.append(decode_durable(directory.read(DURABLE_NAME)))
+    elif not found and CLEAN_NAME not in names and (meta is None or meta.format > 1):
+        raise LogCorrupt(f"the data folder has no file {DURABLE_NAME!r}: {_UNKNOWN_END}")
+    return max(found, default=0)
+
+
+def note_durable(directory: Directory, position: int) -> None:
+    """Note *position* durably in the name of an empty file. Raises OSError."""
+    name = f"{DURABLE_NAME}-{position:020d}"
+    if not directory.exists(name):
+        directory.create(name).close()
+    directory.sync()
+
+
+def write_durable(directory: Directory, position: int) -> None:
+    """Replace the file `durable` durably, and then what was noted in names. Raises OSError."""
+    write_whole(directory, DURABLE_NAME, encode_durable(position))
+    for name in filter(_NOTED.fullmatch, directory.names()):
+        directory.remove(name)
+        directory.sync()
 
 
 class DurablePosition:
@@ -243,7 +285,7 @@ class DurablePosition:
 
     def __init__(self, directory: Directory, position: int) -> None:
         """Begin at *position*, which is on disk. Raises OSError."""
-        write_whole(directory, DURABLE_NAME, encode_durable(position))
+        write_durable(directory, position)
         self._file = directory.open_overwrite(DURABLE_NAME)
 
     def put(self, position: int) -> None:

@@ -154,6 +154,7 @@ class Disk:
                 if state not in seen:
                     seen.add(state)
                     other = Disk(total_bytes=self.total_bytes)
+                    other.limit_bytes = self.limit_bytes
                     for path, content in files.items():
                         other.put(path, content)
                     yield other
@@ -191,6 +192,7 @@ class Disk:
     def copy(self) -> "Disk":
         """Return a disk with the same files, all of it durable, and no process."""
         other = Disk(total_bytes=self.total_bytes)
+        other.limit_bytes = self.limit_bytes
         for path, content in self.files().items():
             other.put(path, content)
         return other

@@ -163,6 +163,68 @@ def test_no_room_for_a_write_ends_it_and_the_restart_has_what_was_acknowledged(
         assert commit(connection, acknowledged + 1) == 0
 
 
+def test_no_start_that_is_killed_on_a_full_disk_leaves_a_folder_that_is_refused(
+    small_disk: Path,
+) -> None:
+    """Killed by strace at each call that changes a name or syncs: the mark is never missing."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    data = small_disk / "data"
+    with daemon(data) as one, one.ready().connect() as connection:
+        assert commit(connection, 7) == 0
+        assert one.stop() == 0  # What was zeroed ahead would be room.
+    (data / "ballast").unlink()
+    fill(small_disk)
+    origin = shutil.copytree(data, small_disk.parent / "origin")
+    paths = (data, *(data / name for name in ("meta.tmp", "durable", "durable.tmp", "clean")))
+    options = ["-D", "-f", "-q", "-o", "/dev/null", *(w for p in paths for w in ("-P", str(p)))]
+    kills = noted = 0
+    for call in ("unlink", "rename", "fsync"):
+        for when in range(1, 100):
+            shutil.rmtree(data)
+            shutil.copytree(origin, data)
+            inject = f"inject={call}:signal=SIGKILL:when={when}"
+            with daemon(
+                data, prefix=[strace, *options, "-e", f"trace={call}", "-e", inject]
+            ) as one:
+                until(lambda: one.events("ready") or one.process.poll() is not None, "an end")
+                if one.stray and "ptrace" in one.stray[0].lower():
+                    pytest.skip(f"no process may be traced here: {one.stray[0]}")
+                assert not one.events("refused")
+                if one.events("ready"):
+                    break
+            kills += 1
+            noted += any(data.glob("durable-*"))
+            with daemon(data) as again, again.ready().connect() as connection:
+                assert fetched(connection) == 7
+            assert ((data / "durable").stat().st_size, [*data.glob("durable-*")]) == (12, [])
+    assert (kills > 10, noted > 3) == (True, True)
+
+
+def test_a_damaged_mark_is_refused_until_a_repair_accepts_the_loss(tmp_path: Path) -> None:
+    """The end of the log was cut off with it: acknowledged offsets would be gone unnoticed."""
+    data = tmp_path / "data"
+    with daemon(data) as one, one.ready().connect() as connection:
+        for offset in (1, 2):
+            assert commit(connection, offset) == 0
+        one.process.kill()
+    (newest,) = data.glob("*.segment")
+    content = newest.read_bytes().rstrip(b"\0")
+    newest.write_bytes(content[:-10])
+    (data / "durable").write_bytes(b"?" * 12)
+    with daemon(data) as refused:
+        reason = refused.wait_for("refused")["reason"]
+        assert (refused.wait(), "durable" in reason, "log repair" in reason) == (65, True, True)
+    verified = run_cli("log", "verify", "--data-dir", str(data))
+    assert (verified.returncode, "durable" in verified.stderr) == (65, True)
+    asked = run_cli("log", "repair", "--data-dir", str(data))
+    assert (asked.returncode, "may have been behind this" in asked.stdout) == (65, True)
+    assert run_cli("log", "repair", "--accept-loss", "--data-dir", str(data)).returncode == 0
+    with daemon(data) as again, again.ready().connect() as connection:
+        assert fetched(connection) == 1
+
+
 def test_a_read_only_folder_is_refused_and_can_be_verified(small_disk: Path) -> None:
     """A volume of a backup, or one that the kernel has remounted after an error."""
     data = small_disk / "data"

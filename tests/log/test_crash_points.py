@@ -8,11 +8,12 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.log.errors import LogFailed
+from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.journal import Journal
 from coordinator.log.recovery import BALLAST_BYTES, ROOMY_BYTES, START_BYTES
 from tests.fakes.disk import CrashNow, Disk
-from tests.log.helpers import append, flush, open_journal, replayed
+from tests.log.helpers import append, flush, open_journal, replayed, segments_of
+from tests.log.old_format import old_folder
 
 SEGMENT_BYTES = 300
 ZEROS_BYTES = 120
@@ -210,6 +211,59 @@ def test_starts_that_are_killed_on_a_full_disk_use_up_nothing(
     ballast_bytes = len(disk.files().get("ballast", b""))
     assert ballast_bytes >= START_BYTES or not has_ballast
     assert disk.used_bytes() <= disk.limit_bytes
+
+
+def without_mark(kind: str) -> Disk:
+    """Return a folder in which a start has to write `durable` where none can be left in place."""
+    if kind == "old":
+        return old_folder(b"")
+    disk = full_segment()
+    disk.delete("ballast")
+    if kind == "made":  # As `log make` leaves it.
+        disk.delete("durable")
+    else:
+        if kind == "full, unclean":
+            disk.delete("clean")
+        disk.limit_bytes = disk.used_bytes()
+    return disk
+
+
+@pytest.mark.parametrize("kind", ["full, unclean", "full, clean", "made", "old"])
+def test_no_start_leaves_a_folder_that_is_refused_or_of_which_the_end_may_be_cut(kind: str) -> None:
+    """Killed at each step, or without power: the position is in the file, in a name, or not needed.
+
+    Of a folder of format 2 two starts are cut off, one after the other.
+    """
+    acknowledged = [] if kind == "old" else [0, 1, 2, 3]
+    guarded = 0
+    seen: set[tuple[tuple[str, bytes], ...]] = set()
+    states = [without_mark(kind)]
+    for _ in range(1 if kind == "old" else 2):
+        crashed = []
+        for state in states:
+            for number in range(operations_of(state, starting)):
+                disk = state.copy()
+                disk.plan(crash_at=number)
+                with suppress(CrashNow):
+                    starting(disk, [])
+                for left in disk.crash_states():
+                    files = tuple(sorted(left.files().items()))
+                    if files not in seen:
+                        seen.add(files)
+                        crashed.append(left)
+        for left in crashed:
+            journal = reopen(left.copy())
+            assert replayed(journal) == acknowledged
+            if acknowledged:
+                cut = left.copy()
+                for name in segments_of(cut):
+                    cut.put(name, b"")
+                with pytest.raises(LogCorrupt, match=r"on disk up to|good order"):
+                    reopen(cut)
+                guarded += 1
+        states = crashed
+    assert guarded >= 10 or not acknowledged
+    assert any("durable-" in name for files in seen for name, _ in files)
 
 
 def test_the_ballast_comes_back_with_the_room() -> None:

@@ -9,7 +9,7 @@ from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import Entry, FlushKey, Index, batch_at, encode_footer
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
-from coordinator.log.state_files import decode_meta
+from coordinator.log.state_files import decode_meta, encode_durable
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     NOW_MS,
@@ -114,7 +114,7 @@ def test_a_write_that_a_crash_cut_anywhere_is_a_torn_tail(kind: str) -> None:
         for tail in (b"", bytes(3)):
             cut = disk.copy()
             cut.put(name, content[:size] + tail)
-            cut.delete("durable")
+            cut.put("durable", encode_durable(written.start))
             assert verdict(cut) is None
             assert loaded(cut) == [0]
 
@@ -126,7 +126,7 @@ def test_a_last_write_with_any_damage_is_a_torn_tail(kind: str) -> None:
     for byte in range(written.start, len(content)):
         harmed = disk.copy()
         harmed.put(name, flipped(content, 8 * byte + byte % 8))
-        harmed.delete("durable")
+        harmed.put("durable", encode_durable(written.start))
         assert verdict(harmed) is None
         assert loaded(harmed) == [0]
 
@@ -232,7 +232,7 @@ def test_an_index_that_a_client_sent_says_nothing_of_its_file(cluster_id: str) -
     content = disk.files()[name]
     assert content.index(sent) == first.data_bytes
     disk.put(name, content[: content.index(sent) + len(sent)])
-    disk.delete("durable")
+    disk.put("durable", encode_durable(0))
     assert verdict(disk) is None
     disk.put(first.name, disk.files()[first.name][: first.data_bytes])
     assert isinstance(verdict(disk), LogCorrupt)
@@ -257,7 +257,7 @@ def test_without_a_manifest_an_index_within_a_batch_seals_nothing(
     content = disk.files()[name]
     disk.put(name, content[: content.index(sent) + len(sent)])
     disk.delete("manifest")
-    disk.delete("durable")
+    disk.put("durable", encode_durable(0))
     assert isinstance(verdict(disk), LogCorrupt)
     repaired(disk)
 

@@ -440,19 +440,55 @@ def test_a_newest_segment_that_lost_its_end_is_refused(harm: str) -> None:
     refused(disk, 65, "was on disk up to")
 
 
-@row("`durable` missing or damaged")
-@pytest.mark.parametrize("content", [None, b"", b"\0" * 12, b"\xff" * 12])
-def test_a_lost_mark_says_nothing(content: bytes | None) -> None:
-    """It only helps: a folder without it is as good as before there was one."""
+@row("unclean stop, `durable` missing in a folder of format 2")
+def test_a_missing_mark_is_refused() -> None:
+    """An end of the log that was cut off as well could not be noticed."""
     disk = made(clean=False)
-    end = disk.files()["durable"]
-    if content is None:
-        disk.delete("durable")
-    else:
-        disk.put("durable", content)
+    disk.delete("durable")
+    refused(disk, 65, "no file 'durable'.* 'group-coordinator log repair'")
+    disk = Disk()
+    opened(disk)
+    disk.kill()
+    disk.delete("durable")
+    refused(disk, 65, "no file 'durable'")
 
-    assert served(disk) == ["log.recovered_after_unclean_stop"]
-    assert decode_durable(disk.files()["durable"]) > decode_durable(end) > 0
+
+@row("`durable` damaged")
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_damaged_mark_is_refused(*, clean: bool) -> None:
+    """It is stored whole: neither a kill nor a power cut damages it."""
+    origin = made(clean=clean)
+    good = origin.files()["durable"]
+    harmed = [b"", bytes(12), b"\xff" * 12, good[:-1], good + b"\0"]
+    for content in [*harmed, *(flipped(good, bit) for bit in range(8 * len(good)))]:
+        disk = origin.copy()
+        disk.put("durable", content)
+        refused(disk, 65, "'durable' .* is damaged.* 'group-coordinator log repair'")
+
+
+@row("`durable` missing after a clean stop, or in a folder of format 1")
+def test_a_mark_that_may_be_missing_is_made() -> None:
+    """A clean stop says more; and before format 2 there were folders without."""
+    closed = made(clean=True)
+    closed.delete("durable")
+    for disk, count in ((closed, COUNT), (old_folder(b""), 0)):
+        served(disk, count)
+        assert decode_durable(disk.files()["durable"]) > 0
+
+
+def test_no_end_that_is_cut_off_together_with_the_mark_goes_unnoticed() -> None:
+    """Acknowledged offsets were missing, and the log only said that a torn tail was cut."""
+    origin = made(clean=False, count=3)
+    name = newest_segment(origin)
+    content = origin.files()[name]
+    for mark in (None, b"", bytes(12), origin.files()["durable"][:7]):
+        for size in range(len(content) + 1):
+            disk = origin.copy()
+            disk.put(name, content[:size])
+            disk.delete("durable")
+            if mark is not None:
+                disk.put("durable", mark)
+            refused(disk, 65, "durable")
 
 
 @row(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.log.errors import LogFailed, LogIncompatible, LogRefused
-from coordinator.log.journal import Journal
+from coordinator.log.journal import SEGMENT_BYTES_MAX, Journal
 from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.offline.repair import Wanted, known_cluster_id, repaired_meta
 from coordinator.log.offline.survey import survey
@@ -298,10 +298,13 @@ def damaged(kind: str) -> Disk:
         flip(disk, "manifest", 4)
     if kind == "no manifest":
         disk.delete("manifest")
+    if kind == "no mark":
+        disk = made(clean=False)
+        disk.put("durable", b"?" * 12)
     return disk
 
 
-@pytest.mark.parametrize("kind", ["one batch", "with more", "no manifest"])
+@pytest.mark.parametrize("kind", ["one batch", "with more", "no manifest", "no mark"])
 def test_a_power_cut_at_any_moment_of_a_repair_leaves_a_folder_that_is_refused_or_fenced(
     kind: str,
 ) -> None:
@@ -327,6 +330,46 @@ def test_a_power_cut_at_any_moment_of_a_repair_leaves_a_folder_that_is_refused_o
             assert [n for n in numbers if n < FENCE] == good[:-2]
             assert numbers[-2:] == [FENCE, FENCE + 1]
     assert min(outcomes.values()) > 5
+
+
+@pytest.mark.parametrize("tail", [b"", b"torn"])
+@pytest.mark.parametrize("content", [None, b"", b"?" * 12])
+def test_what_may_be_lost_without_a_mark_is_fenced(content: bytes | None, tail: bytes) -> None:
+    """How far the log was on disk isn't known: no more than a segment can have been behind it."""
+    disk = made(clean=False)
+    disk.put(newest_segment(disk), disk.files()[newest_segment(disk)] + tail)
+    disk.delete("durable")
+    if content is not None:
+        disk.put("durable", content)
+    assert "durable" in str(verdict(disk))
+    assert planned(disk).lost_bytes > SEGMENT_BYTES_MAX // 2
+    asides = repaired(disk, fences=FENCES)
+
+    assert ("aside/durable.damaged" in asides) == (content is not None)
+    assert loaded(disk) == [*range(COUNT), FENCE, FENCE + 1]
+    assert opened(disk).compacted_below[0] > SEGMENT_BYTES_MAX // 2
+
+
+def test_a_damaged_mark_beside_the_marker_of_a_clean_stop_costs_nothing() -> None:
+    """That one says more."""
+    disk = made()
+    disk.put("durable", b"?" * 12)
+    assert verdict(disk) is not None
+    assert planned(disk).lost_bytes == 0
+    repaired(disk)
+
+    assert loaded(disk) == list(range(COUNT))
+
+
+def test_a_damaged_mark_and_a_damaged_marker_of_a_clean_stop_are_a_loss() -> None:
+    """Then neither of them says where the log ended."""
+    disk = made()
+    disk.put("durable", b"?" * 12)
+    flip(disk, "clean", 9)
+    assert planned(disk).lost_bytes > 0
+    repaired(disk, fences=FENCES)
+
+    assert loaded(disk) == [*range(COUNT), FENCE, FENCE + 1]
 
 
 def test_the_mark_is_as_good_after_a_start_that_wrote_nothing() -> None:

@@ -42,6 +42,7 @@ from coordinator.log.recovery import checked_epoch, quarantine_bytes, quarantine
 from coordinator.log.segments import SegmentWriter
 from coordinator.log.state_files import (
     CLEAN_NAME,
+    DURABLE_NAME,
     MANIFEST_NAME,
     META_NAME,
     TEMPORARY_SUFFIX,
@@ -52,6 +53,7 @@ from coordinator.log.state_files import (
     first_serial,
     segment_name,
     write_clean_stop,
+    write_durable,
     write_manifest,
     write_meta,
 )
@@ -217,7 +219,9 @@ def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
     known_bytes = survey.known_end(segment) - segment.base
     if segment.end is not None:
         span = known_bytes
-    elif source.file is None and (stop is None or stop.segment != segment.name):
+    elif survey.lacks_end or (
+        source.file is None and (stop is None or stop.segment != segment.name)
+    ):
         span = max(known_bytes, SEGMENT_BYTES_MAX)
     else:
         span = max(known_bytes, source.data_bytes)
@@ -277,9 +281,17 @@ def repair(
     segments, ends = rewriting.write(fences)
     quarantined = [
         quarantine_bytes(directory, f"{name}.damaged", directory.read(name))
-        for name, state in ((META_NAME, survey.meta), (MANIFEST_NAME, survey.manifest))
-        if state is None and name in survey.names
+        for name, is_bad in (
+            (META_NAME, survey.meta is None),
+            (MANIFEST_NAME, survey.manifest is None),
+            (DURABLE_NAME, survey.lacks_mark),
+        )
+        if is_bad and name in survey.names
     ]
+    newest = segments[-1]
+    if DURABLE_NAME not in survey.names or survey.lacks_mark:
+        # Behind a loss the old log doesn't reach as far: it is refused until the manifest is new.
+        write_durable(directory, newest.base if plan.lost_bytes else plan.newest_end)
     write_meta(directory, meta)
     if plan.lost_bytes or survey.manifest is None:
         compacted_below = ends
@@ -288,7 +300,6 @@ def repair(
     serial = max(rewriting.next_serial, first_serial(meta.cluster_id) + 1)
     manifest = Manifest(segments, compacted_below, serial, cluster_id=meta.cluster_id)
     write_manifest(directory, manifest)
-    newest = segments[-1]
     if plan.lost_bytes:
         write_clean_stop(directory, CleanStop(newest.name, newest.base))
     elif survey.stop != CleanStop(newest.name, plan.newest_end):

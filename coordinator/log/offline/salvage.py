@@ -107,11 +107,14 @@ class Salvage:
             wanted = self._survey.known_end(segment) - segment.base
         if wanted > size_bytes:
             yield Damage(source, size_bytes, wanted, "these bytes are not there any more")
+        elif segment.end is None and self._survey.lacks_end:
+            yield Damage(source, size_bytes, size_bytes, "more may have been behind this")
 
     def _is_torn_tail(self, source: Source, gap: Gap) -> bool:
         """Ask what the recovery asks: was a flush that began behind the gap ever complete?"""
         segment, key = source.segment, self._survey.key
-        if segment.end is not None or self._survey.was_closed or source.file is None:
+        is_known = not (self._survey.was_closed or self._survey.lacks_end)
+        if segment.end is not None or source.file is None or not is_known:
             return False
         position = segment.base + gap.start
         # Without the key of the folder nobody can say.

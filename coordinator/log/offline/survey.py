@@ -32,10 +32,10 @@ from coordinator.log.format import (
 from coordinator.log.segments import WINDOW_BYTES
 from coordinator.log.state_files import (
     CLEAN_NAME,
+    DURABLE_NAME,
     MANIFEST_NAME,
     META_NAME,
     SEGMENT_SUFFIX,
-    STATE_NAMES,
     TEMPORARY_SUFFIX,
     CleanStop,
     Manifest,
@@ -44,6 +44,7 @@ from coordinator.log.state_files import (
     decode_clean_stop,
     decode_manifest,
     decode_meta,
+    is_state_file,
     read_durable,
 )
 
@@ -99,6 +100,17 @@ class Survey(NamedTuple):
         return max(segment.base, self.durable, self.stop.end if self.stop and is_told else 0)
 
     @property
+    def lacks_end(self) -> bool:
+        """Whether no file says how far the journal was on disk, and one should."""
+        is_told = self.stop is not None and self.stop.segment == self.sources[-1].segment.name
+        return self.lacks_mark and not is_told
+
+    @property
+    def lacks_mark(self) -> bool:
+        """Whether the file `durable` is damaged, or missing where it must be."""
+        return any(problem.file == DURABLE_NAME for problem in self.problems)
+
+    @property
     def was_closed(self) -> bool:
         """Whether there is the marker of a clean stop, readable or not."""
         return CLEAN_NAME in self.names
@@ -121,7 +133,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
         OSError: The disk fails.
     """
     names = directory.names()
-    files = [n for n in names if n not in STATE_NAMES and not n.endswith(TEMPORARY_SUFFIX)]
+    files = [n for n in names if not (is_state_file(n) or n.endswith(TEMPORARY_SUFFIX))]
     if not {META_NAME, MANIFEST_NAME} & set(names) and not any(map(_SEGMENT_NAME.match, files)):
         raise LogIncompatible("it is no data folder: there is no meta file, manifest or segment")
     problems: list[Problem] = []
@@ -131,6 +143,11 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
     stop = None
     if CLEAN_NAME in names:
         stop = _state_file(directory, names, CLEAN_NAME, decode_clean_stop, problems)
+    durable = 0
+    try:
+        durable = read_durable(directory, names, meta)
+    except LogCorrupt as exc:
+        problems.append(Problem(DURABLE_NAME, str(exc)))
     wanted = cluster_id or ("" if meta is None else meta.cluster_id)
     if meta is not None and meta.cluster_id != wanted:
         problems.append(Problem(META_NAME, f"it belongs to the cluster {meta.cluster_id}"))
@@ -164,7 +181,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
         tuple(sources),
         tuple(problems),
         frozenset(foreign_ids),
-        read_durable(directory, names),
+        durable,
     )
 
 
