@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from coordinator.log.errors import EXIT_REFUSED
+from coordinator.runtime import stop_signals
 
 # The modules of the extra "server".
 SERVER_ONLY: Final = frozenset(
@@ -25,6 +26,8 @@ SERVER_ONLY: Final = frozenset(
 
 def main() -> None:
     """Run the command line; end with one line, not a traceback, if a package isn't there."""
+    if sys.argv[1:2] == ["serve"]:
+        stop_signals.catch()
     try:
         # Here, as it needs the extra; its commands import more when they are run.
         from coordinator.cli.main import main as command_line  # noqa: PLC0415

@@ -18,6 +18,7 @@ from coordinator.cli.output import end
 from coordinator.config import ConfigError, Settings, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.log.recovery import LEADER_EPOCH_ASKED_MAX
+from coordinator.runtime import stop_signals
 from coordinator.server.descriptors import find_room
 from coordinator.server.reload import Reload, open_log
 from coordinator.server.run import Console, serve as serve_daemon
@@ -81,10 +82,6 @@ def serve(
 
     A start that is refused leaves nothing behind.
     """
-    # Until it can be answered: whoever rotates logs must not end a daemon that starts. The others
-    # mean something to other daemons; here they would end it without a drain.
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
     if supervised:
         threading.Thread(target=_end_with_the_supervisor, daemon=True).start()
     settings = loaded(listen, toml_path, overrides)
@@ -120,6 +117,8 @@ def serve(
             )
     except ConfigError as exc:
         end(f"{PROGRAM}: {exc}", EXIT_REFUSED)
+    if stop_signals.have_come():  # Nothing was touched yet.
+        sys.exit(0)
     printer.start()
     try:
         status = trio.run(run)

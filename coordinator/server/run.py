@@ -33,6 +33,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, EXIT_UNREACHABLE, LogError
 from coordinator.log.format import SECRET_BYTES, epoch_by_clock
 from coordinator.log.journal import Journal
+from coordinator.runtime import stop_signals
 from coordinator.runtime.compactor import Compaction, RunChild, compact_in_child
 from coordinator.runtime.coordination import Coordination, EmbeddedCoordination, Leader
 from coordinator.runtime.environment import Environment, wall_clock_ms
@@ -631,12 +632,12 @@ async def _drain(
 
 async def _wait_for_stop_signal(reload: Callable[[], None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                reload()
-                continue
-            # A second signal finds Python's defaults and ends the process at once.
-            return
+        while not stop_signals.have_come():
+            number = await anext(signals)
+            if number != signal.SIGHUP:
+                break
+            reload()
+    stop_signals.release()  # A second signal ends the process at once.
 
 
 def _addresses_told(settings: Settings, listeners: Sequence[SocketListener]) -> tuple[Address, ...]:

@@ -36,6 +36,7 @@ import trio
 
 from coordinator.config import Address, ConfigError, Settings
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
+from coordinator.runtime import stop_signals
 from coordinator.runtime.children import open_program
 from coordinator.server.service_manager import ServiceManager
 from coordinator.server.terminal import log_event
@@ -187,7 +188,7 @@ class Supervisor:
         """Watch over *nodes*, by their ids, none of which is started yet."""
         self._nodes = {node: _Node() for node in nodes}
         self._stop_timeout_s = stop_timeout_s
-        self._is_stopping = False
+        self._stops = 0  # How often a stop was asked for.
         self._is_told_ready = False
         self._said = ""
         self._out: list[Effect] = []
@@ -214,7 +215,7 @@ class Supervisor:
         node = self._nodes[number]
         if node.state not in _RUNS:
             return []
-        if not self._is_stopping:
+        if not self._stops:
             if "READY=1" in words:
                 self._enter(node, _State.READY, now_s)
             if "RELOADING=1" in words:
@@ -232,8 +233,10 @@ class Supervisor:
         """
         node = self._nodes[number]
         node.status = _KILLED - status if status < 0 else status
+        if self._stops == 1 and status == -signal.SIGTERM:
+            node.status = 0  # It had not come to its first line.
         told: dict[str, Any] = {"node": number, "exit_status": node.status}
-        if self._is_stopping:
+        if self._stops:
             self._enter(node, _State.OVER, now_s)
         elif node.status in FINAL_STATUSES:
             self._enter(node, _State.OVER, now_s)
@@ -261,7 +264,7 @@ class Supervisor:
 
     def stop(self, now_s: float) -> list[Effect]:
         """Have all nodes drain and end; a second time, at once."""
-        self._is_stopping = True
+        self._stops += 1
         for number, node in self._nodes.items():
             if node.state in _RUNS:
                 node.due_s = now_s + self._stop_timeout_s
@@ -280,7 +283,7 @@ class Supervisor:
         running = [state for state in states if state in _RUNS]
         if all(state is _State.OVER for state in states):
             self._out.append(End(max(node.status for node in self._nodes.values())))
-        elif not self._is_stopping:
+        elif not self._stops:
             said = f"STATUS={states.count(_State.READY)} of {len(states)} nodes are ready"
             is_ready = bool(running) and set(running) == {_State.READY}
             words = ["READY=1"] if is_ready and not self._is_told_ready else []
@@ -419,6 +422,8 @@ async def supervise(
 async def _obey_signals(processes: _Processes, read_again: Callable[[], None]) -> None:
     supervisor, manager = processes.supervisor, processes.manager
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        if stop_signals.have_come():
+            processes.do(supervisor.stop(trio.current_time()))
         async for number in signals:
             if number == signal.SIGHUP:
                 manager.reloading()

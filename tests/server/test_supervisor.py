@@ -215,6 +215,18 @@ def test_a_second_stop_ends_them_at_once_and_one_that_hangs_is_killed() -> None:
     assert Send(1, signal.SIGKILL) in supervisor.tick(6 + 20)
 
 
+@pytest.mark.parametrize(("stops", "status"), [(1, 0), (2, 143)])
+def test_a_node_that_was_stopped_before_its_first_line_has_not_failed(
+    stops: int, status: int
+) -> None:
+    """Until then the system's default ends it; later a first signal never does, a second may."""
+    supervisor = running(1, ready=False)
+    for second in range(stops):
+        supervisor.stop(second)
+
+    assert supervisor.ended(1, -signal.SIGTERM, 5) == [End(status)]
+
+
 def test_ids_and_ports_count_up() -> None:
     """Each node needs its own, and port 0 is a free one for each."""
     settings = load_settings(
