@@ -34,6 +34,7 @@ from coordinator.cluster.znodes import (
     Multi,
     Remove,
     Set,
+    Znode,
 )
 from coordinator.cluster.zookeeper import Access, Visit, encrypted
 
@@ -284,34 +285,61 @@ class Place:
         raise ClusterRefused(f"{self} holds a cluster whose {znodes.SECRET} can't be read")
 
     def begin(self, layout: Layout, secret: bytes) -> None:
-        """Make all of a cluster but its id, or what somebody who began has left out."""
+        """Make all of a cluster but its id, or what an interrupted founding has left out."""
         self.check_empty()
-        fixed = layout._asdict()
-        head = (
-            Make("/cluster", b""),
-            Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | fixed)),
-            Make(znodes.SECRET, _json({"version": 1, "secret": secret.hex()})),
-        )
-        _make(self._visit, head, self._text)
+        _make(self._visit, _head(layout, secret), self._text)
         # If somebody else has begun, with other numbers, there must not be a mixture.
         self.check_layout(layout)
-        first, *rest = znodes.founding(layout.num_partitions, layout.journals)
-        assert first == head[0]
-        _make(self._visit, rest, self._text)
+        self._make_rest(layout)
 
-    def finish(self, cluster_id: str) -> str:
+    def begin_anew(self, layout: Layout, secret: bytes) -> int:
+        """Make all of a cluster but its id, and remove first what was begun before.
+
+        Return the version of the layout, which `finish` takes: each founding that began before has
+        a lower one, and finishes nothing any more.
+        """
+        self.check_empty()
+        head = _head(layout, secret)
+        _make(self._visit, head, self._text)
+        if (begun := self._get(znodes.LAYOUT)) is None:
+            raise ClusterRefused(f"{self} changes while we write it")
+        no_cluster = Make(znodes.CLUSTER_ID, b""), Remove(znodes.CLUSTER_ID, {})
+        ours = [Set(one.path, one.data, znodes.ANY_VERSION, {}) for one in head[1:]]
+        taken = self._visit.do(Multi((*no_cluster, *ours)))
+        if taken != znodes.Applied():
+            raise self._refusal(taken)
+        fence = Check(znodes.LAYOUT, begun.version + 1, {})  # Fails if another one came between.
+        for name in sorted(_OURS - {"cluster"}):
+            self._remove_tree(f"/{name}", fence)
+        self._make_rest(layout)
+        return fence.version
+
+    def finish(self, cluster_id: str, version: int = 0) -> str:
         """Make it a cluster; return which one, as somebody else may have been faster."""
         made = Make(znodes.CLUSTER_ID, _json({"version": CLUSTER_VERSION, "id": cluster_id}))
-        _make(self._visit, (made,), self._text)
-        there = self.cluster_id()
-        assert there is not None
+        done = self._visit.do(Multi((Check(znodes.LAYOUT, version, {}), made)))
+        if (there := self.cluster_id()) is None:
+            raise self._refusal(done)
         return there
 
-    def clear(self) -> None:
-        """Remove what is left of a cluster that was begun."""
-        self.check_empty()
-        for name in sorted(_OURS):
-            self._remove_tree(f"/{name}")
+    def _refusal(self, result: znodes.Result) -> ClusterRefused | EnsembleUnreachable:
+        match result:
+            case znodes.Lost():
+                return _lost()
+            case znodes.Odd(reason):
+                return ClusterRefused(f"{self} can't be written: {reason}")
+            case Failed(_, Failure.NODE_EXISTS):
+                return ClusterRefused(f"{self} holds the cluster {self.cluster_id()} already")
+            case Failed(_, Failure.BAD_VERSION):
+                return ClusterRefused(
+                    f"{self} is being filled by `cluster init --from`, or was until that was "
+                    "interrupted: run it again"
+                )
+        return ClusterRefused(f"{self} changes while we write it: {result}")
+
+    def _make_rest(self, layout: Layout) -> None:
+        _, *rest = znodes.founding(layout.num_partitions, layout.journals)
+        _make(self._visit, rest, self._text)
 
     def check_rights(self) -> None:
         """Refuse a cluster that we may not change, without a change."""
@@ -321,11 +349,13 @@ class Place:
                 raise ClusterRefused(f"{self} can't be written: {reason}")
 
     def _read(self, path: str) -> bytes | None:
+        znode = self._get(path)
+        return None if znode is None else znode.data
+
+    def _get(self, path: str) -> Znode | None:
         match self._visit.do(Get((path,), watches=False)):
-            case Contents((None,)):
-                return None
-            case Contents((znode,)) if znode is not None:
-                return znode.data
+            case Contents((znode,)):
+                return znode
             case znodes.Odd(reason):
                 raise ClusterRefused(f"{self} can't be read: {reason}")
         raise _lost()
@@ -345,16 +375,21 @@ class Place:
             shown = ", ".join(sorted(others)[:5])
             raise ClusterRefused(f"{self} holds other things: {shown}")
 
-    def _remove_tree(self, path: str) -> None:
+    def _remove_tree(self, path: str, fence: Check) -> None:
         for name in self._names(path):
-            self._remove_tree(f"{path}/{name}")
-        match self._visit.do(Multi((Remove(path, {}),))):
-            case znodes.Applied() | Failed(_, Failure.NO_NODE):
-                pass
-            case znodes.Lost():
-                raise _lost()
-            case other:
-                raise ClusterRefused(f"{self} can't be cleared: {other}")
+            self._remove_tree(f"{path}/{name}", fence)
+        removed = self._visit.do(Multi((fence, Remove(path, {}))))
+        if removed not in {znodes.Applied(), Failed(1, Failure.NO_NODE)}:
+            raise self._refusal(removed)
+
+
+def _head(layout: Layout, secret: bytes) -> tuple[Make, ...]:
+    """Return what a founding begins with, in one transaction."""
+    return (
+        Make("/cluster", b""),
+        Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | layout._asdict())),
+        Make(znodes.SECRET, _json({"version": 1, "secret": secret.hex()})),
+    )
 
 
 def _lost() -> EnsembleUnreachable:

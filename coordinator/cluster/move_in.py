@@ -92,10 +92,9 @@ def move_in(
     """
     meta = journal.meta
     compact_stopped(journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms)
-    place.clear()
     # Users who are none see their salts for ever: one that changes gives them away.
     layout = Layout(meta.num_partitions, journals)
-    place.begin(layout, journal.key.secret)
+    version = place.begin_anew(layout, journal.key.secret)
     size_bytes = 0
     for number in range(journals):
         snapshot = _write(journal, visit, layout, number, new_id())
@@ -109,7 +108,7 @@ def move_in(
         _check(visit.ask(Install(number, 0, snapshot, 0)), place)
         _check(visit.ask(SetLeader(number, 0, leader, layout.partitions_of(number), ())), place)
     write_whole(journal.directory, MOVED_NAME, _mark(meta.cluster_id, place))
-    there = place.finish(meta.cluster_id)
+    there = place.finish(meta.cluster_id, version)
     if there != meta.cluster_id:
         raise ClusterRefused(f"{place} holds the cluster {there}, which somebody else has made")
     return Moved(there, size_bytes)
