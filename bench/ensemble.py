@@ -21,9 +21,9 @@ HOST: Final = "127.0.0.1"
 START_S: Final = 90.0
 # Those of docs: what an ensemble of a cluster's own needs.
 SETTINGS: Final[Mapping[str, str]] = {
-    "tickTime": "1000",
-    "syncLimit": "3",
-    "initLimit": "30",
+    "tickTime": "500",
+    "syncLimit": "6",
+    "initLimit": "60",
     "snapSizeLimitInKb": "524288",
     "autopurge.snapRetainCount": "3",
     "autopurge.purgeInterval": "1",
