@@ -41,6 +41,7 @@ from coordinator.log.recovery import (
     Expected,
     RecoveryEvent,
     create_segment,
+    free_bytes,
     lacks_ballast,
     open_folder,
     take_ballast,
@@ -450,7 +451,7 @@ class Journal:
         if end_bytes <= active.zeroed_bytes or not active.is_zeroed:
             return
         # A share of what is free: they must not be what fills the disk.
-        ahead_bytes = min(self._zeros_bytes, self.directory.free_bytes() // 64)
+        ahead_bytes = min(self._zeros_bytes, free_bytes(self.directory) // 64)
         upto_bytes = min(end_bytes + ahead_bytes, self._segment_bytes)
         if upto_bytes <= end_bytes:
             return

@@ -157,7 +157,15 @@ def _open_in_what_room_there_is(directory: Directory, expected: Expected) -> Ope
 def lacks_ballast(directory: Directory) -> bool:
     """Say whether there is room for more ballast than is there. Raises OSError."""
     is_whole = directory.exists(BALLAST_NAME) and directory.size(BALLAST_NAME) == BALLAST_BYTES
-    return not is_whole and directory.free_bytes() >= ROOMY_BYTES
+    return not is_whole and free_bytes(directory) >= ROOMY_BYTES
+
+
+def free_bytes(directory: Directory) -> int:
+    """Return what is free on the disk; 0 if that can't be seen at the moment."""
+    try:
+        return directory.free_bytes()
+    except OSError:
+        return 0
 
 
 def take_ballast(directory: Directory) -> None:
@@ -166,7 +174,7 @@ def take_ballast(directory: Directory) -> None:
     Raises:
         OSError: The disk fails; a full one doesn't count.
     """
-    is_roomy = directory.free_bytes() >= ROOMY_BYTES
+    is_roomy = free_bytes(directory) >= ROOMY_BYTES
     if directory.exists(BALLAST_NAME):
         size_bytes = directory.size(BALLAST_NAME)
         if size_bytes == BALLAST_BYTES or (size_bytes == START_BYTES and not is_roomy):
@@ -206,7 +214,7 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
     ]
     # The folder is synced before the next manifest, which no longer knows them, is written.
     manifest = manifest._replace(dispensable=())
-    is_tight |= directory.free_bytes() < ROOMY_BYTES + len(newest.data)
+    is_tight |= free_bytes(directory) < ROOMY_BYTES + len(newest.data)
     if stop is None:
         recover = _rewrite_newest if is_tight else _copy_newest
         file, manifest = recover(directory, manifest, newest, events)

@@ -1,5 +1,6 @@
 """What is wrong with this node, part by part, and when new data is refused for the disk's sake."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -216,17 +217,20 @@ class StorageWatch:
         self._health = health
         self._emit_event = environment.emit_event
         self._segment_bytes = segment_bytes
+        self._free_bytes, self._total_bytes = sys.maxsize, 0  # Until the disk was seen once.
+        self._see_room()
         environment.metrics.update(
             log_unflushed_bytes=lambda: journal.open_bytes,
-            disk_free_bytes=journal.directory.free_bytes,
-            disk_size_bytes=journal.directory.total_bytes,
+            disk_free_bytes=lambda: self._free_bytes,
+            disk_size_bytes=lambda: self._total_bytes,
             disk_reserve_bytes=self._reserve,
             log_bytes_limit=lambda: self.max_log_bytes,
         )
 
     def look(self) -> bool:
         """Look again, tell of a change, and return whether `is_full` is another than before."""
-        free, reserve = self._journal.directory.free_bytes(), self._reserve()
+        unseen = self._see_room()
+        free, reserve = self._free_bytes, self._reserve()
         is_large = self._journal.size_bytes >= self.max_log_bytes
         was_full, self.is_full = self.is_full, free < reserve or is_large
         unwritten = self._journal.open_bytes
@@ -234,7 +238,7 @@ class StorageWatch:
         self.refuses = self.is_full or is_slow
         self.is_exhausted = free < reserve // 2 or unwritten > UNWRITTEN_BYTES_MAX
         self.alarm_bytes = UNWRITTEN_BYTES_MAX if is_slow else UNWRITTEN_BYTES_MAX // 2
-        problem = _IS_FULL if self.is_full else _IS_SLOW if is_slow else None
+        problem = _IS_FULL if self.is_full else _IS_SLOW if is_slow else unseen
         if is_large:
             problem = _IS_LARGE
         if problem is not None and self.is_exhausted:
@@ -250,4 +254,13 @@ class StorageWatch:
         if self.reserve_bytes >= 0:
             return self.reserve_bytes
         live = self._journal.live_bytes + 2 * self._segment_bytes
-        return max(self._journal.directory.total_bytes() // 20, live)
+        return max(self._total_bytes // 20, live)
+
+    def _see_room(self) -> str | None:
+        """Note the room on the disk; if it can't be seen, leave what is noted, and say why."""
+        directory = self._journal.directory
+        try:
+            self._free_bytes, self._total_bytes = directory.free_bytes(), directory.total_bytes()
+        except OSError as exc:
+            return f"the room on the disk can't be seen ({exc}): the last look stands"
+        return None

@@ -79,6 +79,7 @@ class Disk:
         # What the test says is free; with a limit, what the files leave of that, in whole blocks.
         self.free_bytes = total_bytes
         self.limit_bytes: int | None = None
+        self.room_errno = 0  # With which a look at the room fails, 0 for none.
         self.operations: list[str] = []
         self.crash_at: int | None = None
         self.fail_at: int | None = None
@@ -428,6 +429,7 @@ class DiskDirectory:
 
     def free_bytes(self) -> int:
         """Return what is free for this process."""
+        self._see_room()
         return self._disk.free_now_bytes()
 
     def fits_until(self, inode: _Inode, end: int) -> int:
@@ -441,7 +443,12 @@ class DiskDirectory:
 
     def total_bytes(self) -> int:
         """Return what the test says is the size."""
+        self._see_room()
         return self._disk.total_bytes
+
+    def _see_room(self) -> None:
+        if self._disk.room_errno:
+            raise OSError(self._disk.room_errno, "planned failure", "statfs")
 
     def _inode(self, path: str) -> _Inode:
         folder, name = self._disk.locate(path)

@@ -122,6 +122,26 @@ def test_a_failing_fsync_of_the_kernel_ends_it_with_74(
         assert commit(connection, 1_000_000) == 0
 
 
+def test_a_statfs_of_the_kernel_that_fails_ends_nothing(tmp_path: Path) -> None:
+    """Injected by strace, from the start on: the room is told as not seen, and commits go on."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    inject = "inject=statfs,fstatfs:error=ESTALE:when=1..12"
+    traced = [strace, "-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=statfs,fstatfs"]
+    with daemon(tmp_path, prefix=[*traced, "-e", inject]) as one:
+        until(lambda: one.events("ready") or one.process.poll() is not None, "start or end")
+        if one.stray and "ptrace" in one.stray[0].lower():
+            pytest.skip(f"no process may be traced here: {one.stray[0]}")
+        with one.connect() as connection:
+            assert commit(connection, 1) == 0
+            until(lambda: one.events("health.recovered"), "a look that succeeds")
+            assert commit(connection, 2) == 0
+        assert len(one.events("health.problem")) == 1
+        assert "can't be seen" in one.events("health.problem")[0]["problem"]
+        assert one.stop() == 0
+
+
 def test_a_disk_that_runs_full_refuses_commits_until_there_is_room(small_disk: Path) -> None:
     """Definitely not applied; reads go on, and nobody has to restart it."""
     data = small_disk / "data"

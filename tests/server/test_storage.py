@@ -1,5 +1,7 @@
 """The disk is slow, full or broken; the daemon stops."""
 
+import errno
+
 import msgpack
 import pytest
 import structlog.testing
@@ -11,6 +13,7 @@ from coordinator.group.core import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, FolderLost, LogFailed
 from coordinator.log.format import FlushKey
 from coordinator.log.journal import Journal
+from coordinator.log.recovery import BALLAST_BYTES
 from coordinator.log.state_files import encode_durable
 from coordinator.runtime import health
 from coordinator.runtime.calls import Call
@@ -262,6 +265,49 @@ async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) 
         await trio.sleep(1)
         assert await client.ask(commit(5, group_id="x")) == DONE
         assert w.event_names().count("storage.has_room") == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("free_bytes", [1, 1 << 30])
+async def test_what_was_last_seen_of_the_disk_stands_while_it_cannot_be_seen(
+    free_bytes: int, code: int, autojump_clock: MockClock
+) -> None:
+    """A network file system is away for a moment: a reason to tell, not to end, and told once."""
+    async with world("storage.reserve.bytes=1000000") as w:
+        client = w.connect()
+        w.disk.free_bytes = free_bytes
+        await trio.sleep(1)
+        w.disk.room_errno = code
+        w.disk.free_bytes = 1_000_001
+        await trio.sleep(3)
+
+        assert await client.error(commit(5)) == (0 if free_bytes > 1 else 1004)
+        assert w.metrics["disk_free_bytes"]() == free_bytes
+        told = [f["problem"] for name, f in w.events if name == "health.problem"]
+        assert len(told) == 1
+        assert ("can't be seen" in w.node.health.problems["storage"]) == (free_bytes > 1)
+        w.disk.room_errno = 0
+        await trio.sleep(1)
+        assert w.metrics["disk_free_bytes"]() == 1_000_001
+        assert await client.error(commit(5)) == 0
+        assert w.event_names().count("health.recovered") == 1
+
+
+async def test_a_start_does_not_need_to_see_the_room_on_the_disk(
+    autojump_clock: MockClock,
+) -> None:
+    """It does as on a full disk, and takes its ballast once the room is seen."""
+    disk = Disk()
+    disk.room_errno = errno.EIO
+    async with world("storage.reserve.bytes=1000000", disk=disk) as w:
+        client = w.connect()
+        assert await client.error(commit(5)) == 0
+        assert w.journal.want_roll()
+        await trio.sleep(1)
+        w.disk.room_errno = 0
+        await trio.sleep(1)
+        assert len(disk.files()["ballast"]) == BALLAST_BYTES
+        assert w.node.health.problems == {}
 
 
 async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
