@@ -129,7 +129,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """There has been no connection for longer than the session lives: another node may lead.
+    """No answer has come for longer than the session lives: another node may lead.
 
     As `Paused`, which came before it, but with 16.
     """

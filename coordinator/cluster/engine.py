@@ -441,7 +441,13 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The connection broke. The session lives on for its timeout, as far as anyone knows."""
+    """The connection broke. The session lives on for its timeout, as far as anyone knows.
+
+    Attributes:
+        silent_ms: For how long nothing had come from the ensemble.
+    """
+
+    silent_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ of them can make.
 import json
 import re
 import secrets
-import socket
-import ssl
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,7 @@ from coordinator.cluster.znodes import (
     Set,
     Znode,
 )
-from coordinator.cluster.zookeeper import Access, Visit, encrypted
+from coordinator.cluster.zookeeper import SERVES_NOBODY, Access, Server, Visit, srvr
 
 LAYOUT_FORMAT: Final = 1
 CLUSTER_VERSION: Final = 1
@@ -45,10 +45,8 @@ SECRET_BYTES: Final = 16
 # (ZOOKEEPER-4925).
 OLDEST: Final = (3, 9, 4)
 _VERSION: Final = re.compile(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)")
-_SERVES_NOBODY: Final = "not currently serving requests"
 _SRVR_S: Final = 2.0
 _PROBE_S: Final = 5.0
-_READ_BYTES: Final = 65_536
 _MAKES_AT_ONCE: Final = 200
 # No znode ever has it: what asks for it fails, once all the rest was looked at.
 _NO_VERSION: Final = 2**31 - 1
@@ -141,14 +139,16 @@ def servers_of(access: Access) -> list[str]:
 def _check_versions(access: Access) -> tuple[dict[str, str], dict[str, str]]:
     """Refuse servers that are too old; return those that are away, and those that don't tell."""
     away, silent = {}, {}
-    for server in servers_of(access):
-        try:
-            answer = _srvr(server, access)
-        except OSError as exc:
-            away[server] = str(exc)
+    servers = servers_of(access)
+    # Side by side: each that hangs takes its time.
+    with ThreadPoolExecutor(len(servers)) as pool:
+        answers = list(pool.map(partial(_srvr, access), servers))
+    for server, answer in zip(servers, answers, strict=True):
+        if isinstance(answer, OSError):
+            away[server] = str(answer)
             continue
         version = _version_in(answer)
-        if _SERVES_NOBODY in answer:
+        if SERVES_NOBODY in answer:
             away[server] = "it serves nobody at the moment"
         elif version is None:
             silent[server] = "it doesn't tell: srvr isn't in its 4lw.commands.whitelist"
@@ -160,19 +160,12 @@ def _check_versions(access: Access) -> tuple[dict[str, str], dict[str, str]]:
     return away, silent
 
 
-def _srvr(server: str, access: Access) -> str:
-    """Return what a server tells of itself. Raises OSError."""
+def _srvr(access: Access, server: str) -> str | OSError:
     [(host, port)], _ = collect_hosts(server)
-    answer = bytearray()
-    with (
-        socket.create_connection((host, port), _SRVR_S) as plain,
-        encrypted(plain, host, access.new_tls) as sock,
-    ):
-        sock.sendall(b"srvr")
-        with suppress(ConnectionError, ssl.SSLEOFError):  # It hangs up without a farewell.
-            while data := sock.recv(_READ_BYTES):
-                answer += data
-    return answer.decode(errors="replace")
+    try:
+        return srvr(Server(host, port, host), access.new_tls, _SRVR_S)
+    except OSError as exc:
+        return exc
 
 
 def _version_in(answer: str) -> tuple[int, ...] | None:

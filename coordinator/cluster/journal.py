@@ -153,6 +153,13 @@ class _Successor(NamedTuple):
     is_move: bool
 
 
+class _Away(NamedTuple):
+    """When a leader without a connection stops to decide, and when others may lead."""
+
+    paused_at_ms: int
+    cut_off_at_ms: int
+
+
 @dataclass(slots=True)
 class _Unit:
     """A part of a flush that is written, or to be written, as one unit of the log.
@@ -250,7 +257,7 @@ class ReplicatedJournal:
         # The session.
         self._me: Member | None = None
         self._session = 0
-        self._away_since_ms: int | None = None
+        self._away: _Away | None = None
         self._is_paused = self._is_cut_off = False
         # The reader.
         self._tail = Tail()
@@ -523,7 +530,8 @@ class ReplicatedJournal:
         self._now_ms = now_ms
         if isinstance(event, Suspended) and self._me is not None:
             self._me = None
-            self._away_since_ms = now_ms
+            cut_off_at_ms = now_ms - event.silent_ms + self._session_timeout_ms
+            self._away = _Away(min(now_ms + PAUSE_MS, cut_off_at_ms), cut_off_at_ms)
             self._waiting.clear()
             self._control = self._reader = None
             self._forget_writes()
@@ -537,7 +545,7 @@ class ReplicatedJournal:
             return []
         is_new = me.session != self._session
         self.is_settled = self.is_settled and not is_new
-        self._me, self._session, self._away_since_ms = me, me.session, None
+        self._me, self._session, self._away = me, me.session, None
         if self._role is Role.CLAIMING:
             self._role = Role.FOLLOWING
         self._begin_control(self._go_back_to_work())
@@ -578,11 +586,11 @@ class ReplicatedJournal:
 
     def next_deadline_ms(self) -> int | None:
         """Return when `tick` has something to do, monotonic."""
-        if self._away_since_ms is not None and self._role in _WRITES:
+        if self._away is not None and self._role in _WRITES:
             if not self._is_paused:
-                return self._away_since_ms + PAUSE_MS
+                return self._away.paused_at_ms
             if not self._is_cut_off:
-                return self._away_since_ms + self._session_timeout_ms
+                return self._away.cut_off_at_ms
         if self._reader_waits_for(Until.PACED):
             return self._read_at_ms + self._follow_interval_ms
         return None
@@ -590,12 +598,11 @@ class ReplicatedJournal:
     def tick(self, now_ms: int) -> list[Effect]:
         """Do what is due."""
         self._now_ms = now_ms
-        if self._away_since_ms is not None and self._role in _WRITES:
-            away_ms = now_ms - self._away_since_ms
-            if away_ms >= PAUSE_MS and not self._is_paused:
+        if self._away is not None and self._role in _WRITES:
+            if now_ms >= self._away.paused_at_ms and not self._is_paused:
                 self._is_paused = True
                 self._out.append(Paused(self.number))
-            if away_ms >= self._session_timeout_ms and not self._is_cut_off:
+            if now_ms >= self._away.cut_off_at_ms and not self._is_cut_off:
                 self._is_cut_off = True
                 self._out.append(CutOff(self.number))
         if now_ms >= self._read_at_ms + self._follow_interval_ms:

@@ -21,6 +21,14 @@ yet, or no more, does no harm:
 - kazoo loses some requests for good: those that were queued in the moment in which a session
   ends. They, too, are answered LOST when the news comes.
 
+Servers that don't answer
+=========================
+
+A server that hangs, and a balancer, take connections and answer nothing; and where answers alone
+are lost each try to connect would prolong the session, in whose name nobody else may lead. So
+before kazoo connects, the servers are asked what they are (`srvr`), side by side, and it gets a
+connection to one that has answered. A connection on which an answer is overdue is ended.
+
 A client that comes to nothing
 ==============================
 
@@ -42,18 +50,20 @@ import ssl
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 import outcome
 import trio
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
+from kazoo.hosts import collect_hosts
 from kazoo.protocol import serialization as packets
 from kazoo.protocol.states import Callback, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
@@ -70,8 +80,11 @@ Done = Callable[[outcome.Outcome[Any]], None]
 Deliver = Callable[[Done, outcome.Outcome[Any]], None]
 EmitEvent = Callable[[str, dict[str, Any]], None]
 
-# How long a server has to take a connection. Of a session's time half is left for the others.
+# A server has that share of a session's time to take a connection, and to answer.
 _CONNECT_SHARE: Final = 3
+# Between two servers that are asked whether they serve, in seconds.
+_HEAD_START_S: Final = 0.1
+SERVES_NOBODY: Final = "not currently serving requests"
 # Between two rounds over all servers.
 _RETRY_S: Final = 0.05
 _RETRY_MAX_S: Final = 0.5
@@ -228,7 +241,8 @@ class _Handler:
 
     Attributes:
         tried_s: When it last tried to reach a server.
-        server: Which one, as ``host:port``.
+        heard_s: When something last came over a connection.
+        server: The server of the latest connection, as ``host:port``.
     """
 
     name = "mailbox"
@@ -244,8 +258,10 @@ class _Handler:
         self._ended = ended
         self._clock_s = clock_s
         self._new_tls = access.new_tls
+        self._servers = [Server(host, port, host) for host, port in collect_hosts(access.hosts)[0]]
         self._connect_s = access.session_timeout_ms / 1000 / _CONNECT_SHARE
-        self.tried_s = clock_s()
+        self._stream: _Stream | None = None
+        self.tried_s = self.heard_s = clock_s()
         self.server = ""
 
     def start(self) -> None:
@@ -285,17 +301,30 @@ class _Handler:
         return reader, writer
 
     def create_connection(self, address: tuple[str, int], hostname: str, **_: object) -> "_Stream":
-        """Connect to a server. kazoo would give one of them all the time of the session."""
+        """Connect to this server, or to another one that answers. Raises OSError if none does."""
         self.tried_s = self._clock_s()
-        self.server = f"{hostname}:{address[1]}"
-        sock = socket.create_connection(address, self._connect_s)
+        asked = Server(*address, hostname)
+        others = [one for one in self._servers if (one.name, one.port) != (hostname, asked.port)]
+        server = first_to_serve([asked, *others], self._new_tls, self._connect_s)
+        self.server = f"{server.name}:{server.port}"
+        sock = socket.create_connection((server.host, server.port), self._connect_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _Stream(encrypted(sock, hostname, self._new_tls), self._connect_s)
+            sock = encrypted(sock, server.name, self._new_tls)
         except Exception as exc:
             sock.close()
             # With anything else kazoo's thread would end, and of this it tells the second part.
             raise OSError(errno.ECONNABORTED, str(exc)) from exc
+        self._stream = stream = _Stream(sock, self._connect_s, self._hear)
+        return stream
+
+    def _hear(self) -> None:
+        self.heard_s = self._clock_s()
+
+    def hang_up(self) -> None:
+        """End the connection: an answer is overdue."""
+        if self._stream is not None:
+            self._stream.hang_up()
 
     def select(
         self,
@@ -327,13 +356,23 @@ class _Stream:
     for the next answer though that may be decrypted already.
     """
 
-    def __init__(self, sock: socket.socket, patience_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, patience_s: float, hear: Callable[[], None] = lambda: None
+    ) -> None:
         self._sock = sock
+        self._hear = hear
+        self._is_overdue = False
         self._patience_s = patience_s
         self._ahead = b""
         self.fileno = sock.fileno
         self.setblocking = sock.setblocking
         self.close = sock.close
+
+    def hang_up(self) -> None:
+        """Have who reads find that the server doesn't answer; callable from any thread."""
+        self._is_overdue = True
+        with suppress(OSError):  # It is over already.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Without a word of TLS.
 
     def pending(self) -> int:
         """Return how many bytes are there without a look at the socket."""
@@ -344,6 +383,9 @@ class _Stream:
         """Return what is there, *size* bytes at most."""
         if not self._ahead:
             self._ahead = self._sock.recv(_READ_BYTES)
+            if self._is_overdue:
+                raise OSError(errno.ETIMEDOUT, "the server doesn't answer")
+            self._hear()
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
 
@@ -364,6 +406,75 @@ def encrypted(
 ) -> socket.socket:
     """Return *sock*, with TLS over it if there is to be any; it must be the server's."""
     return sock if new_tls is None else new_tls().wrap_socket(sock, server_hostname=hostname)
+
+
+class Server(NamedTuple):
+    """A server of an ensemble.
+
+    Attributes:
+        host: Its name or its address.
+        name: In its certificate.
+    """
+
+    host: str
+    port: int
+    name: str
+
+
+def srvr(server: Server, new_tls: Callable[[], ssl.SSLContext] | None, patience_s: float) -> str:
+    """Return what a server tells of itself. Raises OSError."""
+    answer = bytearray()
+    with (
+        socket.create_connection((server.host, server.port), patience_s) as plain,
+        encrypted(plain, server.name, new_tls) as sock,
+    ):
+        sock.sendall(b"srvr")
+        with suppress(ConnectionError, ssl.SSLEOFError):  # It hangs up without a farewell.
+            while data := sock.recv(_READ_BYTES):
+                answer += data
+    return answer.decode(errors="replace")
+
+
+def first_to_serve(
+    servers: Sequence[Server], new_tls: Callable[[], ssl.SSLContext] | None, patience_s: float
+) -> Server:
+    """Return the first server that answers and serves.
+
+    Each next one is asked a moment later than the one before; those that refuse, which may elect,
+    are asked again while others are silent.
+
+    Raises:
+        OSError: None does in time.
+    """
+    answers: SimpleQueue[tuple[Server, Exception | None]] = SimpleQueue()
+
+    def ask(server: Server) -> None:
+        try:
+            answer = srvr(server, new_tls, patience_s)
+            is_well = answer and SERVES_NOBODY not in answer
+            answers.put((server, None if is_well else OSError(answer.strip() or "it hangs up")))
+        except Exception as exc:  # noqa: BLE001 - a certificate that is none is no OSError
+            answers.put((server, exc))
+
+    last: Exception = TimeoutError("no server answers")
+    unasked, refusing, silent = deque(servers), list[Server](), 0
+    deadline_s = time.monotonic() + patience_s
+    while (unasked or silent) and time.monotonic() < deadline_s:
+        if unasked:
+            threading.Thread(target=ask, args=(unasked.popleft(),), daemon=True).start()
+            silent += 1
+        try:
+            server, problem = answers.get(timeout=_HEAD_START_S)
+        except Empty:
+            if not unasked:
+                unasked.extend(refusing)
+                refusing.clear()
+            continue
+        if problem is None:
+            return server
+        last, silent = problem, silent - 1
+        refusing.append(server)
+    raise OSError(errno.ECONNABORTED, str(last)) from last
 
 
 class _LastWords(logging.Handler):
@@ -740,13 +851,14 @@ class ZooKeeper:
         for opened in pending.values():
             opened(outcome.Error(zk.ConnectionLoss()))
         self._emit_event("zookeeper.suspended", {"reason": reason})
-        self._tell(Suspended())
+        self._tell(Suspended(round((self._clock_s() - self._handler.heard_s) * 1000)))
 
     async def _until_over(self) -> str:
         """Return why, when the client has come to nothing."""
         session_s = self._access.session_timeout_ms / 1000
         hangs_s, given_up_s = _HANGS_AFTER * session_s, _GIVEN_UP_AFTER * session_s
         connected_s = self._clock_s()
+        seen, silent_looks = None, 0
         while True:
             with trio.move_on_after(_LOOK_S):
                 await self._ended.wait()
@@ -754,6 +866,12 @@ class ZooKeeper:
             now_s = self._clock_s()
             if self._is_connected:
                 connected_s = now_s
+                last = self._handler.heard_s, next(iter(self._pending), None)
+                silent_looks = silent_looks + 1 if last == seen and self._pending else 0
+                seen = last
+                # Looks are counted: a process that has stood still has not listened either.
+                if silent_looks * _LOOK_S >= session_s / _CONNECT_SHARE:
+                    self._handler.hang_up()
             elif now_s - self._handler.tried_s > hangs_s:
                 # It may wake up in the session that it had, and end it.
                 self._resumable = None

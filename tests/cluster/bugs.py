@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from coordinator.cluster import entries, journal, snapshots, znodes
+from coordinator.cluster import entries, snapshots, znodes
 from coordinator.cluster.effects import Confirmed, Deposed, Written
 from coordinator.cluster.engine import (
     Append,
@@ -20,8 +20,7 @@ from coordinator.cluster.engine import (
     Trim,
 )
 from coordinator.cluster.follower import Tail
-from coordinator.cluster.journal import _WRITES, ReplicatedJournal, Role, Until
-from coordinator.cluster.node import ClusterNode
+from coordinator.cluster.journal import ReplicatedJournal, Role, Until
 from coordinator.log import compaction
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -287,62 +286,9 @@ def _verify_in_a_new_session_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicatedJournal, "registered", trusting)
 
 
-def _go_on_while_it_is_verified(patch: pytest.MonkeyPatch) -> None:
-    """A leader confirms and appends in a connection in which it has verified nothing yet."""
-    patch.setattr(
-        ReplicatedJournal,
-        "_may_write",
-        property(lambda machine: machine._role in _WRITES and machine._me is not None),
-    )
-
-
-def _verify_what_was_taken_alone(patch: pytest.MonkeyPatch) -> None:
-    """What was read before and waits to be replayed may be gone, too."""
-    take = Tail.take
-
-    def lazy(tail: Tail, read: Any) -> Any:
-        newest, batches = tail.newest, take(tail, read)
-        last, tail.newest = tail.newest, newest
-
-        def taken() -> Any:
-            yield from batches
-            tail.newest = last
-
-        return taken()
-
-    patch.setattr(Tail, "take", lazy)
-
-
-def _believe_any_leader_of_a_known_version(patch: pytest.MonkeyPatch) -> None:
-    """Another node has claimed since the ensemble was set back, and the fence fits again."""
-    patch.setattr(
-        journal,
-        "_is_older",
-        lambda reply, version, _known: reply.code is not Code.OK or reply.version < version,
-    )
-
-
-def _forget_who_is_not_registered(patch: pytest.MonkeyPatch) -> None:
-    """The session lives on, as the copy has it, and its registration was made later."""
-    register = ClusterNode._register
-
-    def once(node: ClusterNode) -> None:
-        if node._me is None:
-            register(node)
-
-    patch.setattr(ClusterNode, "_register", once)
-
-
 # Those that only an ensemble shows that is set back.
 SET_BACK_BUGS: Final[dict[str, Plant]] = {
-    plant.__name__.strip("_"): plant
-    for plant in (
-        _verify_in_a_new_session_alone,
-        _go_on_while_it_is_verified,
-        _verify_what_was_taken_alone,
-        _believe_any_leader_of_a_known_version,
-        _forget_who_is_not_registered,
-    )
+    plant.__name__.strip("_"): plant for plant in (_verify_in_a_new_session_alone,)
 }
 BUGS: Final[dict[str, Plant]] = {
     plant.__name__.strip("_"): plant

@@ -151,23 +151,22 @@ class World:
                     self.logs[int(match[1])].made(int(match[2]), znode.data)
         self.looked = self.ensemble.transactions
 
-    def set_back(self, transactions: int) -> list[int]:
-        """Set the ensemble back; return by journal the last index that is left of the log."""
+    def set_back(self, transactions: int) -> list[Log]:
+        """Set the ensemble back; return the logs as they were."""
         self.look()
-        ends = []
-        for journal, log in enumerate(self.logs):
+        before, self.logs = self.logs, [Log() for _ in self.logs]
+        for journal, log in enumerate(before):
             names = self.ensemble.names(f"/journals/{journal}/log/0", transactions)
-            ends.append(max(map(int, names or ("0",))))
-            kept = self.logs[journal] = Log()
-            for index, data in enumerate(log.entries[1 : ends[-1] + 1], start=1):
-                kept.made(index, data)
+            end = max(map(int, names or ("0",)))
+            for index, data in enumerate(log.entries[1 : end + 1], start=1):
+                self.logs[journal].made(index, data)
         self.ensemble.set_back(transactions)
         self.looked = self.ensemble.transactions
         left = {token for log in self.logs for token in log.tokens}
         self.acked = {partition: tokens & left for partition, tokens in self.acked.items()}
         self.topics.clear()
         self.is_set_back = True
-        return ends
+        return before
 
     def _look_at_leader(self, path: str, number: int) -> None:
         """See that nobody took a journal from a living session, but who has it."""
@@ -222,7 +221,7 @@ class Host:
         self.paused: set[int] = set()
         self.snapshots: list[tuple[int, Snapshot]] = []
         # Journals of which it knows more than is left -> the last entry that it knows.
-        self.must_refuse: dict[int, int] = {}
+        self._knows: dict[int, tuple[int, bytes]] = {}
         self.is_over = False
         self.error: LogError | None = None
 
@@ -249,10 +248,11 @@ class Host:
 
     def _load_anew(self, effect: fx.LoadAnew) -> None:
         require(not self.followed[effect.journal], "a load begins while batches are replayed")
-        known = self.must_refuse.pop(effect.journal, 0)
+        misses = self.misses(effect.journal)
+        known, _ = self._knows.pop(effect.journal, (0, b""))
         # Others have written on, and trimmed what it knows: it holds nothing of that any more.
         is_trimmed = self.cluster.journals[effect.journal].snapshot.index >= known
-        require(is_trimmed, "it forgets what was lost")
+        require(is_trimmed or not misses, "it forgets what was lost")
         self.held[effect.journal].clear()
 
     def _followed(self, effect: fx.Followed) -> None:
@@ -335,13 +335,23 @@ class Host:
         require(not left, "handed over before all was written")
 
     def _require_all_is_left(self, journal: int, what: str) -> None:
-        require(journal not in self.must_refuse, f"{what}, though data was lost")
+        require(not self.misses(journal), f"{what}, though data was lost")
 
-    def set_back(self, ends: list[int]) -> None:
-        """Take note of what is left of each journal."""
-        for journal, end in enumerate(ends):
-            if self.cluster.journals[journal].applied > end:
-                self.must_refuse[journal] = self.cluster.journals[journal].applied
+    def misses(self, journal: int) -> bool:
+        """Say whether it knows more than is left of a journal.
+
+        What was on its way from a leader may be made again, as the same bytes.
+        """
+        if journal not in self._knows:
+            return False
+        index, data = self._knows[journal]
+        return self.world.logs[journal].entries[index : index + 1] != [data]
+
+    def set_back(self, before: list[Log]) -> None:
+        """Take note of what it knows of the logs as they were *before*."""
+        for journal, log in enumerate(before):
+            known = self.cluster.journals[journal].applied
+            self._knows[journal] = known, log.entries[known]
         left = {token for log in self.world.logs for token in log.tokens}
         self.reads = [replace(r, must_show=r.must_show & left) for r in self.reads]
 
@@ -539,9 +549,9 @@ class History:
             world.now_ms += RESTORE_MS
         else:
             world.runs.clear()  # Those whose claim is lost claim again, and reuse the epoch.
-        ends = world.set_back(max(self._founding, world.ensemble.transactions - behind))
+        before = world.set_back(max(self._founding, world.ensemble.transactions - behind))
         for host in self.hosts:
-            host.set_back(ends)
+            host.set_back(before)
 
     def wipe(self) -> None:
         """Have all znodes removed one by one, in any order, while the nodes go on."""
@@ -733,7 +743,7 @@ class History:
 
     def _cut(self, host: Host) -> None:
         if host.line.is_connected:
-            undone = host.line.drop()
+            undone = host.line.drop(self.rng.choice((0, 0, 900, 3_500, 9_000)))
             # Those that arrive do so in their order, now or much later.
             kept = undone[: self.rng.choice((0, len(undone), self.rng.randint(0, len(undone))))]
             if self.rng.random() < 0.5:
@@ -794,10 +804,8 @@ class History:
         world.look()
         self._end_unused()
         self.come_to_rest()
-        require(
-            not any(host.must_refuse for host in self.hosts),
-            "a node doesn't see that data was lost",
-        )
+        lost = [j for host in self.hosts for j in range(world.journals) if host.misses(j)]
+        require(not lost, "a node doesn't see that data was lost")
         for journal, log in enumerate(world.logs if self.hosts else ()):
             serving = [host for host in self.hosts if journal in host.epochs]
             require(len(serving) == 1, f"journal {journal} has {len(serving)} leaders at rest")

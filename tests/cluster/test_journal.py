@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
-from coordinator.cluster.effects import Effect, Followed, Leads, Send
+import pytest
+
+from coordinator.cluster.effects import CutOff, Effect, Failed, Followed, Leads, Paused, Send
 from coordinator.cluster.engine import (
+    Append,
     Code,
     Leader,
     ReadEntries,
@@ -16,9 +19,11 @@ from coordinator.cluster.engine import (
     Request,
     SetLeader,
     Snapshot,
+    Suspended,
     WatchEntry,
 )
-from coordinator.cluster.journal import Member, ReplicatedJournal, Role
+from coordinator.cluster.journal import DATA_WAS_LOST, Member, ReplicatedJournal, Role
+from coordinator.log.errors import LogCorrupt
 from tests.cluster.test_follower import unit
 
 ME: Final = Member(1, "a", 11)
@@ -46,6 +51,93 @@ def new_journal(wall_ms: int = 0) -> ReplicatedJournal:
         follow_interval_ms=50,
         wall_offset_ms=wall_ms,
     )
+
+
+@pytest.mark.parametrize("silent_ms", [0, 1, 999, 4_400, 5_000, 5_001, 6_000, 20_000])
+def test_a_leader_is_cut_off_a_session_after_the_last_answer(silent_ms: int) -> None:
+    """However late the connection breaks; and nothing is decided from a second after that."""
+    journal = new_journal()
+    journal._role = Role.LEADING
+    journal._me = ME
+    journal.told(Suspended(silent_ms), 100_000)
+    told = []
+    while (due_ms := journal.next_deadline_ms()) is not None:
+        told += [(type(effect), due_ms - 100_000) for effect in journal.tick(due_ms)]
+
+    assert told == [(Paused, min(1_000, 6_000 - silent_ms)), (CutOff, 6_000 - silent_ms)]
+
+
+@pytest.mark.parametrize(
+    "found", [Reply(Code.OK, GIVEN, 7), Reply(Code.OK, OTHER, 6), Reply(Code.OK, None, 0)]
+)
+def test_another_leader_in_a_version_that_is_known_is_a_loss(found: Reply) -> None:
+    """An ensemble that was set back counts on from there, and the fence of another one fits."""
+    journal = new_journal()
+    journal.replied(sent(journal.registered(ME, 0)), Reply(Code.OK, OTHER, 7), 0)
+    journal.told(Suspended(), 0)
+    effects = journal.replied(sent(journal.registered(ME, 0)), found, 0)
+
+    (failed,) = effects
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, LogCorrupt)
+    assert DATA_WAS_LOST in str(failed.error)
+
+
+def leading() -> ReplicatedJournal:
+    """Return a journal that is led here, and has one entry."""
+    journal = new_journal()
+    request = sent(journal.registered(ME, 0))
+    for reply in (Reply(Code.OK, GIVEN, 7), NO_SNAPSHOT, NOTHING):
+        request = sent(journal.replied(request, reply, 0))
+    journal.replied(request, NO_SNAPSHOT, 0)
+    assert journal.role is Role.LEADING
+    journal.append_packed(0, 1, b"\x90", 0)
+    flush = journal.take_flush()
+    assert flush is not None
+    append = sent(journal.write(flush))
+    assert isinstance(append, Append)
+    journal.replied(append, Reply(Code.OK), 0)
+    return journal
+
+
+def test_a_leader_does_nothing_in_a_connection_before_it_has_verified_the_log() -> None:
+    """The fence of an ensemble that was set back fits, and so does the session."""
+    journal = leading()
+    (written,) = journal._tail.newest[1:]
+    journal.told(Suspended(), 0)
+    look = sent(journal.registered(ME, 0))
+    journal.append_packed(0, 1, b"\x90", 0)
+    flush = journal.take_flush()
+    assert flush is not None
+    journal.confirm()
+    waits = [*journal.write(flush), *journal.end_round(), *journal.claim(0)]
+    assert look == ReadEntries(0, 1, 1)
+    snapshot = sent(journal.replied(look, Reply(Code.OK, (written,)), 0))
+    waits += journal.end_round()
+    leader = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+    waits += journal.end_round()
+    effects = journal.replied(leader, Reply(Code.OK, GIVEN, 7), 0)
+
+    assert waits == []
+    assert any(
+        isinstance(effect, Send) and isinstance(effect.request, Append) for effect in effects
+    )
+
+
+def test_what_was_read_and_waits_to_be_replayed_is_verified_too() -> None:
+    """It is replayed in the next connection, on top of what may be another history."""
+    journal = new_journal()
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))
+    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+    journal.replied(entries, Reply(Code.OK, unit(1, 0)), 0)
+    journal.told(Suspended(), 0)
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, NOTHING, 0))
+    (failed,) = journal.replied(snapshot, NO_SNAPSHOT, 0)
+
+    assert look == ReadEntries(0, 1, 1)
+    assert isinstance(failed, Failed)
 
 
 def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:

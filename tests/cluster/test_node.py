@@ -110,6 +110,19 @@ def test_a_snapshot_whose_chunks_are_gone_is_not_installed() -> None:
     assert not any(host.is_over for host in history.hosts)
 
 
+def test_a_node_that_a_copy_does_not_know_registers_again() -> None:
+    """The copy may have its session, and not its registration: nobody would give it anything."""
+    history = History(1, steps=0, journals=1)
+    history.run()
+    host, ensemble = next(h for h in history.hosts if not h.epochs), history.world.ensemble
+    host.line.drop()
+    removed = znodes.Multi((znodes.Remove(znodes.node_path(host.number), {}),))
+    ensemble.do(ensemble.connect(), removed, None)
+    history.come_to_rest()
+
+    assert registered(history, host).run == host.run
+
+
 def test_who_is_no_node_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker of Kafka with the cluster's chroot ended all nodes, each with 78."""
     strangers: list[int] = []

@@ -3,8 +3,8 @@
 import logging.handlers
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from kazoo.protocol.states import Callback, EventType, KeeperState, WatchedEvent
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from trio.testing import MockClock
 
-from coordinator.cluster import znodes
+from coordinator.cluster import znodes, zookeeper
 from coordinator.cluster.engine import (
     Append,
     Code,
@@ -353,6 +353,142 @@ async def test_a_client_that_nobody_lets_in_is_replaced_in_a_session_of_its_own(
         assert world.clients[1].options["client_id"] is None
 
 
+async def test_a_connection_that_breaks_tells_how_long_nothing_had_come() -> None:
+    """Others may lead a session's length after the last answer, whenever that is noticed."""
+    async with connected() as world:
+        world.clients[0].handler.heard_s, world.clock_s = 3.0, 7.4
+        world.clients[0].become(KeeperState.CONNECTING)
+
+        assert ["zookeeper.suspended", Suspended(4_400)] == await world.news()
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "hears", "hung_up_after_s"),
+    [(True, False, 2.5), (True, True, 0), (False, False, 0)],
+)
+async def test_a_connection_on_which_an_answer_is_overdue_is_ended(
+    is_asked: bool,
+    hears: bool,
+    hung_up_after_s: float,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that hangs cost its clients two thirds of a session; an idle one costs nothing."""
+    async with connected() as world:
+        handler = world.clients[0].handler
+        begun_s = trio.current_time()
+        hung_up: list[float] = []
+        monkeypatch.setattr(
+            handler, "hang_up", lambda: hung_up.append(trio.current_time() - begun_s)
+        )
+        if is_asked:
+            world.submit(ReadLeader(0))
+        for second in range(4):
+            if hears:
+                handler.heard_s = second
+            await trio.sleep(1)
+
+        assert hung_up[:1] == ([pytest.approx(hung_up_after_s)] if hung_up_after_s else [])
+
+
+class Doorkeeper:
+    """A server that takes connections, and answers what it is asked, if anything.
+
+    Attributes:
+        heard: What clients sent.
+    """
+
+    def __init__(self, answer: bytes | None) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with ExitStack() as kept, suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                kept.enter_context(near)
+                self.heard.append(near.recv(100))
+                if self._answer is not None:
+                    near.sendall(self._answer)
+                    near.close()
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture
+def doors() -> Iterator[Callable[[bytes | None], Doorkeeper]]:
+    """Make servers that answer so."""
+    made: list[Doorkeeper] = []
+
+    def make(answer: bytes | None) -> Doorkeeper:
+        made.append(Doorkeeper(answer))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+SERVING: Final = b"Zookeeper version: 3.9.4\nMode: follower\n"
+IDLE: Final = b"This ZooKeeper instance is not currently serving requests\n"
+
+
+def handler_of(*doors: Doorkeeper, session_timeout_ms: int = 60_000) -> _Handler:
+    """Return the handler of a client of these servers."""
+    hosts = ",".join(f"127.0.0.1:{door.port}" for door in doors)
+    access = Access(hosts=hosts, chroot="", session_timeout_ms=session_timeout_ms)
+    return _Handler(access, lambda done, answer: done(answer), lambda _: None, float)
+
+
+def test_servers_are_visited_side_by_side(
+    doors: Callable[[bytes | None], Doorkeeper],
+) -> None:
+    """One that hangs takes connections: each cost a third of a session, one after the other."""
+    frozen, idle, serving = doors(None), doors(IDLE), doors(SERVING)
+    handler = handler_of(frozen, idle, serving)
+
+    handler.create_connection(("127.0.0.1", frozen.port), "127.0.0.1").close()
+
+    assert f"127.0.0.1:{serving.port}" == handler.server
+
+
+def test_a_server_that_serves_is_left_to_those_who_chose_it(
+    doors: Callable[[bytes | None], Doorkeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all nodes would crowd at the quickest one."""
+    monkeypatch.setattr(zookeeper, "_HEAD_START_S", 60.0)  # This machine may be slow.
+    chosen, other = doors(SERVING), doors(SERVING)
+    handler = handler_of(other, chosen)
+
+    handler.create_connection(("127.0.0.1", chosen.port), "127.0.0.1").close()
+
+    assert f"127.0.0.1:{chosen.port}" == handler.server
+    assert other.heard == []
+
+
+@pytest.mark.parametrize("answer", [None, IDLE, b""])
+def test_no_session_is_prolonged_where_no_answer_comes(
+    answer: bytes | None, doors: Callable[[bytes | None], Doorkeeper]
+) -> None:
+    """Each try to connect would: nobody else could lead while answers alone are lost."""
+    door = doors(answer)
+    handler = handler_of(door, session_timeout_ms=300)
+
+    with pytest.raises(OSError, match=r"no server answers|timed out|serving requests|hangs up"):
+        handler.create_connection(("127.0.0.1", door.port), "127.0.0.1")
+
+    assert set(door.heard) == {b"srvr"}
+
+
 async def test_a_session_that_has_expired_is_not_gone_on_with(autojump_clock: MockClock) -> None:
     """It is no more, and asking for it costs a round."""
     async with connected() as world:
@@ -614,6 +750,17 @@ def test_what_was_read_ahead_is_not_waited_for() -> None:
         assert ([stream], [], []) == handler.select([stream], [], [], 0)
         assert b"two" == stream.recv(3)
         assert ([], [], []) == handler.select([stream], [], [], 0)
+
+
+def test_who_reads_hears_that_an_answer_is_overdue() -> None:
+    """The event says why a connection broke, and a server that hangs says nothing itself."""
+    near, far = socket.socketpair()
+    with near, far:
+        stream = _Stream(near, 1)
+        stream.hang_up()
+
+        with pytest.raises(OSError, match="the server doesn't answer"):
+            stream.recv(100)
 
 
 def test_a_server_that_takes_nothing_is_given_up() -> None:

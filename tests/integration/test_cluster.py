@@ -5,8 +5,9 @@ import json
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +18,11 @@ import trio
 from bench.ensemble import QUICK_JVM, Ensemble, ensemble, four_letters
 from coordinator.cluster.journal import DATA_WAS_LOST
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
+from protocol.errors import ErrorCode
 from protocol.messages import DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
 from tests.integration.daemon import Connection, Daemon, daemon, until
-from tests.integration.ensemble import DataCopy, guarded_server
+from tests.integration.ensemble import DataCopy, Wire, guarded_server, wires
 from tests.integration.test_http import http_port
 from tests.server.world import commit
 
@@ -157,6 +159,40 @@ def commit_to(nodes: Daemon, offset: int) -> None:
             return any(getattr(answer, "error", -1) == 0 for answer in answers)
 
         until(is_committed, "commit", pause_s=0.2)
+
+
+@pytest.mark.parametrize("lose", [Wire.keep_replies, Wire.silence], ids=["answers", "both ways"])
+async def test_others_lead_what_a_node_led_that_hears_nothing_of_zookeeper(
+    zookeeper: Ensemble, lose: Callable[[Wire], None]
+) -> None:
+    """Its connections are taken, and each try to connect prolonged its session, six times over."""
+    where = f"/cluster/{next(_numbers)}"
+    with wires(zookeeper) as drawn:
+        hosts = ",".join(f"127.0.0.1:{wire.port}" for wire in drawn)
+        with cluster(f"{hosts}{where}", SESSION, nodes=1) as nodes:
+            until(lambda: len(nodes.events("journal.led")) == JOURNALS, "leaders")
+            deaf = nodes.running[1]
+            nodes.settings = (f"cluster.zookeeper={zookeeper.hosts}{where}", SESSION)
+            nodes.start(2)
+            other = nodes.running[2]
+            for wire in drawn:
+                lose(wire)
+            until(lambda: len(other.events("journal.led")) == JOURNALS, "other leaders")
+            replaced = deaf.events("zookeeper.client_replaced")
+            with deaf.connect() as connection:
+                for group in GROUPS:
+                    until(partial(refuses, connection, group), f"a refusal about {group}")
+            for wire in drawn:
+                wire.mend()
+
+            assert replaced == []
+            until(lambda: len(deaf.events("journal.deposed")) >= 1, "its return")
+
+
+def refuses(connection: Connection, group_id: str) -> bool:
+    """Say whether a node sends those of a group elsewhere."""
+    answer = connection.ask(commit(1, group_id=group_id))
+    return getattr(answer, "error", 0) == ErrorCode.NOT_COORDINATOR
 
 
 @pytest.mark.nightly

@@ -911,6 +911,27 @@ async def test_a_node_that_is_cut_off_for_long_sends_everybody_elsewhere(
         assert node.node.shard_of("g").status is Status.CUT_OFF
 
 
+@pytest.mark.parametrize("contact", [Contact.UNHEARD, Contact.DEAF])
+async def test_a_node_leads_nothing_a_session_after_the_last_answer(
+    contact: Contact, autojump_clock: MockClock
+) -> None:
+    """A connection without answers breaks late; the session was counted from then on."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        node.contact = contact
+        await trio.sleep(4.4)
+        node.contact = Contact.CUT_OFF
+        await trio.sleep(1.5)
+        assert await error_of(client, commit(7)) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await trio.sleep(0.2)
+
+        assert await error_of(client, commit(7)) == ErrorCode.NOT_COORDINATOR
+        node.contact = Contact.FINE
+        await until(lambda: here.is_settled)
+        assert await error_of(client, commit(7)) == 0
+
+
 async def test_a_node_says_that_it_is_cut_off_whether_it_leads_or_not(
     autojump_clock: MockClock,
 ) -> None:

@@ -65,6 +65,7 @@ class Host:
         self.number = number
         self._cluster = cluster
         self._contact = Contact.FINE
+        self._heard_s = 0.0  # When it last did, if it hears nothing.
         # What arrives at the ensemble does so though the node stands still; what arrives at the
         # node waits for its task.
         self._will_serve = False
@@ -159,7 +160,9 @@ class Host:
 
     @contact.setter
     def contact(self, contact: Contact) -> None:
-        self._contact = contact
+        was_fine, self._contact = self._contact is Contact.FINE, contact
+        if was_fine:
+            self._heard_s = trio.current_time()
         self.stir()
 
     def stir(self) -> None:
@@ -194,7 +197,9 @@ class Host:
             self._hears_s = math.inf
             self._cluster.rested(self)
             if self._is_lost:
-                self._cluster.undone(line.drop())
+                is_fine = self._contact is Contact.FINE
+                silent_s = 0.0 if is_fine else trio.current_time() - self._heard_s
+                self._cluster.undone(line.drop(round(silent_s * 1000)))
             if self._may_connect:
                 line.connect(self._cluster.newest_seen(line))
             while line.has_answers and self._contact in _HEARS:

@@ -417,8 +417,11 @@ class Line:
         """Have the next answer, or event, reach the client."""
         self._answers.popleft()[1]()
 
-    def drop(self) -> list["Undone"]:
-        """Break the connection; return the requests that were not done, which may be done later."""
+    def drop(self, silent_ms: int = 0) -> list["Undone"]:
+        """Break the connection, over which nothing had come for a while.
+
+        Return the requests that were not done, which may be done later.
+        """
         session = self._session()
         lost = [asked for asked, _ in self._answers if asked is not None]
         lost += self._requests
@@ -428,7 +431,7 @@ class Line:
         session.child_watches.clear()
         for asked in lost:
             asked.done(_LOST)
-        self._told(Suspended())
+        self._told(Suspended(silent_ms))
         return undone
 
     def abandon(self) -> list["Undone"]:
