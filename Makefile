@@ -19,13 +19,14 @@ FLIGHTS := .demo/sdist/.downloaded
 
 # What the long versions use: how many times the examples of each property test (see
 # tests/conftest.py), how many seeds of both simulations, how many kills of the daemon, how many
-# hostile frames, how long all faults at once; and after how many seconds a part that hangs is
-# aborted, and says where it was.
+# hostile frames, how many connections that end in a long answer, how long all faults at once; and
+# after how many seconds a part that hangs is aborted, and says where it was.
 EXAMPLES_FACTOR_NIGHTLY ?= 20
 SIM_SEEDS_NIGHTLY ?= 5000
 CLUSTER_SEEDS_NIGHTLY ?= 20000
 KILL_CYCLES_NIGHTLY ?= 1000
 FUZZ_FRAMES_NIGHTLY ?= 10000000
+DEPARTURES_NIGHTLY ?= 20000
 SOAK_MINUTES_NIGHTLY ?= 30
 CLUSTER_MINUTES_NIGHTLY ?= 15
 LIMIT_S_NIGHTLY ?= 28800
@@ -82,6 +83,7 @@ nightly: $(INSTALLED) $(AUDITED) java peers browser ## The long versions: more e
 		"$(BIN)/python -m pytest -q -o faulthandler_timeout=7200 -m spark" \
 		"$(BIN)/python -m pytest -q -o faulthandler_timeout=7200 -m 'integration and not spark'"
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
+	$(BIN)/python -m tests.departures --connections $(DEPARTURES_NIGHTLY)
 	$(BIN)/python -m tests.fuzz --frames $(FUZZ_FRAMES_NIGHTLY)
 	@if $(BIN)/python -c "import atheris" 2>/dev/null; then $(BIN)/python -m tests.fuzz.guided; \
 		else echo "atheris is not installed: nothing was fuzzed by coverage"; fi

@@ -34,6 +34,7 @@ def _counts() -> list[tuple[str, int, int]]:
     orders = _number_in("cluster/test_model.py", r'"SIM_SEEDS", "(\d+)"')
     nightly = _nightly("SIM_SEEDS_NIGHTLY")
     kills = _number_in("integration/test_daemon.py", r"kill_loop\.run\(.*cycles=(\d+)\)")
+    departures = _number_in("integration/test_departures.py", r"connections=(\d+)\)")
     return [
         ("histories of the whole system in the simulation", seeds, nightly),
         ("histories of a cluster in the simulation", clusters, _nightly("CLUSTER_SEEDS_NIGHTLY")),
@@ -42,6 +43,7 @@ def _counts() -> list[tuple[str, int, int]]:
         ("requests in each state of a group, with the exact answer", len(ROWS), len(ROWS)),
         ("invalid requests, with the exact verdict", len(INVALID_REQUESTS), len(INVALID_REQUESTS)),
         ("kills of a real process under load", kills, _nightly("KILL_CYCLES_NIGHTLY")),
+        ("connections that end in a long answer", departures, _nightly("DEPARTURES_NIGHTLY")),
         ("histories of consumers beside old ones", HISTORIES, HISTORIES_NIGHTLY),
         ("planted bugs", 0, len(BUGS)),
     ]

@@ -89,6 +89,7 @@ class MemoryTransport(ReadyInMemory):
         self._unread = bytearray()
         self._ended = False
         self._was_reset = False
+        self._sent_before_reset: int | None = None
 
     # --- the test's end -----------------------------------------------------------------
 
@@ -106,6 +107,10 @@ class MemoryTransport(ReadyInMemory):
         """Break the connection: what is unread is lost."""
         self._was_reset = True
         self._look()
+
+    def reset_behind(self, size_bytes: int) -> None:
+        """Break the connection at the send that goes beyond so many bytes."""
+        self._sent_before_reset = size_bytes
 
     def give_room(self, room: int | None) -> None:
         """Let the server send so much."""
@@ -130,6 +135,11 @@ class MemoryTransport(ReadyInMemory):
         """Take what the peer's window takes."""
         self._check_open()
         taken = len(data) if self.room is None else min(self.room, len(data))
+        if self._sent_before_reset is not None:
+            self._sent_before_reset -= taken
+            if self._sent_before_reset < 0:
+                self.reset()
+                self._check_open()
         self.received += data[:taken]
         if self.room is not None:
             self.room -= taken

@@ -134,6 +134,17 @@ class _Hostile(ABC):
         """Send some frames or requests."""
 
     @abstractmethod
+    def ask_long(self) -> None:
+        """Ask for a long answer."""
+
+    def break_in_an_answer(self, rng: Random) -> None:
+        """Have the connection reset at a random moment of a long answer."""
+        self._renew()
+        self.wire.reset_behind(rng.randrange(60_000))
+        self.ask_long()
+        self._has_left = True
+
+    @abstractmethod
     def check(self) -> None:
         """Take what came, and see that it may be."""
 
@@ -155,6 +166,7 @@ class _Hostile(ABC):
         if self.wire.closed or self._has_left:
             self.check()
             self._count()
+            self.wire.end()  # A break may not have come.
             self._begin()
 
     def end(self) -> None:
@@ -201,6 +213,10 @@ class _Native(_Hostile):
         if rng.random() < 0.02:
             data = data[: rng.randrange(len(data) + 1)]
         self._send(data)
+
+    def ask_long(self) -> None:
+        """Ask who coordinates many groups."""
+        self._send(self.account.long_frames())
 
     def _goes_on(self, log_in: LogIn) -> bool:
         """Say what comes next in a log-in; few say something else in between."""
@@ -261,6 +277,11 @@ class _Web(_Hostile):
         times = self._rng.randint(1, 6)
         self.sent += times
         self.wire.put(b"".join([self._asked.next_bytes() for _ in range(times)]))
+
+    def ask_long(self) -> None:
+        """Ask for a document."""
+        self.sent += 1
+        self.wire.put(self._asked.long_bytes())
 
     def _count(self) -> None:
         self.answers += self._asked.answers
@@ -452,8 +473,10 @@ class _Episode:
             client.burst()
         elif draw < 0.95:
             await trio.sleep(rng.choice((0.01, 0.1, 0.3, 0.4, 1, 3)))
-        elif draw < 0.98:
+        elif draw < 0.97:
             client.wire.give_room(rng.choice((0, 1, 100, 5_000, None, None, None, None)))
+        elif draw < 0.984:
+            client.break_in_an_answer(rng)
         elif draw < 0.988:
             client.leave(rng.choice((client.wire.reset, client.wire.end)))
         elif draw < 0.99:

@@ -75,6 +75,12 @@ class Account:
             + body
         )
 
+    def long_frames(self) -> bytes:
+        """Return requests whose answers together are several TLS records long."""
+        names = tuple(f"group-{number}" for number in range(200))
+        request = m.FindCoordinatorRequest(0, names)
+        return b"".join([self.frame(request, 0) for _ in range(8)])
+
     def forget(self, frame: bytes) -> None:
         """Note that *frame* will be damaged: what comes for it can't be read."""
         *_, correlation_id = REQUEST_HEADER.unpack_from(frame)

@@ -234,7 +234,7 @@ class _Hostility:
                     with suppress(*_GONE):
                         await self._talk(visit, grammar, account)
                         if rng.random() < 0.2:
-                            reset_at_close(visit.socket)
+                            await self._break_in_an_answer(visit, account, rng)
                         else:
                             await self._wait_for_answers(account)
                     life.cancel()
@@ -255,6 +255,16 @@ class _Hostility:
             await trio.sleep(rng.choice((0, 0, 0, 0.001, 0.05)))
             if self._left <= 0:
                 break
+
+    async def _break_in_an_answer(self, visit: _Visit, account: Account, rng: Random) -> None:
+        """Reset the connection, half of the time at a random moment of a long answer."""
+        reset_at_close(visit.socket)
+        if rng.random() < 0.5:
+            data = account.long_frames()
+            account.sent(data)
+            await visit.stream.send_all(data)
+            await trio.sleep(rng.uniform(0, 0.02))
+            await visit.socket.aclose()  # Without TLS's word for the end.
 
     def _count(self, times: int) -> None:
         self._left -= times

@@ -78,3 +78,7 @@ class TlsWire:
     def reset(self) -> None:
         """Break the connection."""
         self._inner.reset()
+
+    def reset_behind(self, size_bytes: int) -> None:
+        """Break it in what the server sends, behind so many bytes of ciphertext."""
+        self._inner.reset_behind(size_bytes)

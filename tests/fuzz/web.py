@@ -94,6 +94,12 @@ class Asked:
             data[at : at + 1] = rng.randbytes(1)
         return bytes(data)
 
+    def long_bytes(self) -> bytes:
+        """Return a request whose answer is several TLS records long."""
+        if not self._is_wild:
+            self._methods.append("GET")
+        return self._request("GET", "/api/v1/openapi.json")
+
     def _request(self, method: str, target: str) -> bytes:
         rng = self._rng
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
