@@ -39,7 +39,8 @@ And it goes on from what that one has seen, as a server that is behind would sho
 
 So it does if no server has let the client in for a while. A server refuses whoever has seen more
 than it has itself, for ever if the ensemble was set back to a backup; whoever comes with a new
-session has seen nothing, and finds out what is missing.
+session has seen nothing, and finds out what is missing. Where each server that serves has refused
+the client twice, the length of a session is enough: its own has ended by then, or never goes on.
 """
 
 import errno
@@ -242,6 +243,7 @@ class _Handler:
     Attributes:
         tried_s: When it last tried to reach a server.
         heard_s: When something last came over a connection.
+        refusals: Connections to servers that say that they serve, since one was last used.
         server: The server of the latest connection, as ``host:port``.
     """
 
@@ -262,6 +264,7 @@ class _Handler:
         self._connect_s = access.session_timeout_ms / 1000 / _CONNECT_SHARE
         self._stream: _Stream | None = None
         self.tried_s = self.heard_s = clock_s()
+        self.refusals = 0
         self.server = ""
 
     def start(self) -> None:
@@ -315,8 +318,14 @@ class _Handler:
             sock.close()
             # With anything else kazoo's thread would end, and of this it tells the second part.
             raise OSError(errno.ECONNABORTED, str(exc)) from exc
+        self.refusals += 1  # Unless this one comes to be used.
         self._stream = stream = _Stream(sock, self._connect_s, self._hear)
         return stream
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there were connections for each server to refuse twice."""
+        return self.refusals >= 2 * len(self._servers)
 
     def _hear(self) -> None:
         self.heard_s = self._clock_s()
@@ -865,13 +874,17 @@ class ZooKeeper:
                 return self._words.text
             now_s = self._clock_s()
             if self._is_connected:
-                connected_s = now_s
+                connected_s, self._handler.refusals = now_s, 0
                 last = self._handler.heard_s, next(iter(self._pending), None)
                 silent_looks = silent_looks + 1 if last == seen and self._pending else 0
                 seen = last
                 # Looks are counted: a process that has stood still has not listened either.
                 if silent_looks * _LOOK_S >= session_s / _CONNECT_SHARE:
                     self._handler.hang_up()
+            elif self._handler.is_refused and now_s - connected_s > session_s:
+                # The servers have ended the session by now, or know less than it has seen.
+                self._resumable = None
+                return f"every server refuses us: {self._words.text}"
             elif now_s - self._handler.tried_s > hangs_s:
                 # It may wake up in the session that it had, and end it.
                 self._resumable = None

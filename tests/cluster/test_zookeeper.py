@@ -353,6 +353,28 @@ async def test_a_client_that_nobody_lets_in_is_replaced_in_a_session_of_its_own(
         assert world.clients[1].options["client_id"] is None
 
 
+async def test_a_session_that_all_servers_refuse_is_given_up_when_its_time_is_over(
+    autojump_clock: MockClock,
+) -> None:
+    """An ensemble without its data serves newcomers alone, which find out what is missing."""
+    async with connected() as world:
+        world.clock_s = 100
+        handler = world.clients[0].handler
+        handler.refusals = 1  # The connection that is used.
+        await trio.sleep(5)
+        assert handler.refusals == 0
+        world.clients[0].become(KeeperState.CONNECTING)
+        await world.news()
+        for after_s, refusals in ((6, 4), (7, 3), (7, 4)):
+            assert len(world.clients) == 1
+            handler.refusals = refusals
+            world.clock_s = handler.tried_s = 100 + after_s
+            await trio.sleep(5)
+
+        assert len(world.clients) == 2
+        assert world.clients[1].options["client_id"] is None
+
+
 async def test_a_connection_that_breaks_tells_how_long_nothing_had_come() -> None:
     """Others may lead a session's length after the last answer, whenever that is noticed."""
     async with connected() as world:
