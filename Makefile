@@ -87,6 +87,7 @@ nightly: $(INSTALLED) $(AUDITED) java peers browser ## The long versions: more e
 	$(BIN)/python -m tests.fuzz --frames $(FUZZ_FRAMES_NIGHTLY)
 	@if $(BIN)/python -c "import atheris" 2>/dev/null; then $(BIN)/python -m tests.fuzz.guided; \
 		else echo "atheris is not installed: nothing was fuzzed by coverage"; fi
+	$(BIN)/python -m tests.strangers
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES_NIGHTLY)
 	$(BIN)/python -m tests.soak.cluster --minutes $(CLUSTER_MINUTES_NIGHTLY)
 

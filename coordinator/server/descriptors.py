@@ -2,8 +2,8 @@
 
 A log that lacks one for its next segment fails, and ends the daemon; a compaction that lacks one
 doesn't begin. So the daemon says at its start what it will have open at most, and what is left is
-divided: a quarter for HTTP, an eighth for handshakes of TLS, the rest for clients. A connection
-that is accepted is counted in one of these, or is closed before the next one is accepted.
+divided: a quarter for HTTP, an eighth for handshakes of TLS, the rest for clients. Of each listener
+one connection may be accepted that isn't counted in any of these.
 """
 
 import resource
@@ -30,7 +30,8 @@ _ZOOKEEPER: Final = 3
 _CHILD: Final = 9
 # Read again: certificates, users' files, settings, /proc. Opened anew: the log's file.
 _FILES: Final = 4
-_REFUSED: Final = 1  # A connection that is closed at once.
+# Itself, and a connection that is accepted and counts nowhere: it waits, or is closed at once.
+_LISTENER: Final = 2
 
 _OPEN: Final = Path("/proc/self/fd")
 
@@ -91,8 +92,8 @@ def _needed(settings: Settings) -> int:
     listeners = len(settings.listener_addresses()) + len(settings.http_addresses())
     # One client that hangs, the next one, and at the start one to each server.
     logs = _FOLDER if ensemble is None else _MAILBOX + _ZOOKEEPER * (2 + len(ensemble.servers))
-    fixed = _TRIO + _MAILBOX + _CHILD + _FILES + _REFUSED
-    return fixed + pollers * _POLLER + listeners + logs
+    fixed = _TRIO + _MAILBOX + _CHILD + _FILES
+    return fixed + pollers * _POLLER + listeners * _LISTENER + logs
 
 
 def _raise_limit() -> int:

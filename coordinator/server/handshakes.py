@@ -5,14 +5,16 @@ Theory of operation
 
 A handshake costs about a millisecond of the processor, a commit a twentieth of that, and anybody
 who reaches the port may ask for one. So handshakes have a poller of their own, whose rounds are one
-callback long, and which rests after each, if clients have asked something meanwhile (`Share`).
+handshake long, and which rests after each, if clients have asked something meanwhile (`Share`).
 However many come, they get a fifth of the event loop, in the order in which they are ready; on an
 idle daemon they get all of it.
 
 Sessions know nothing of this: their listener is a `TlsListener`, whose connections are encrypted
 and have a principal already. They are counted here, all listeners together, and when there are too
-many, the next ones wait in the system's queue. No address has more than three quarters of them:
-further ones of it are closed, or others would wait behind its silent connections for ever.
+many, the next ones wait in the system's queue, and connections that have said no hello yet are
+ended for them, the oldest first: else a silent crowd would shut out everybody for minutes. No
+address has more than three quarters of them: further ones of it are closed, or others would wait
+behind its silent connections for ever.
 
 A peer has `TIMEOUT_S` to say something, and as much again after each answer of ours: two or three
 times in all. What is ready by then is looked at before anyone is called silent, so nobody is closed
@@ -22,6 +24,7 @@ because we were slow.
 import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Final, Protocol
 
 import trio
@@ -43,6 +46,10 @@ from coordinator.server.transport import (
 )
 
 TIMEOUT_S: Final = 5.0
+# How long a peer has for its hello while another connection waits for its place.
+HELLO_S: Final = 0.02
+# A round: one handshake, or several looks at peers that have sent little.
+SLICE_S: Final = 0.000_2
 # At most so many at a time, or an eighth of all descriptors: see `server.run`.
 HANDSHAKES_MAX: Final = 1_000
 
@@ -196,7 +203,7 @@ class Handshakes:
             at_most: So many at a time.
             clock_s: How work is measured: the processor's time of this thread, best.
         """
-        self.poller = Poller(slice_s=0)
+        self.poller = Poller(slice_s=SLICE_S, clock_s=clock_s)
         self._identities = identities
         self._warn = warn
         self._at_most = at_most
@@ -236,8 +243,18 @@ class Handshakes:
         listener.end()
 
     async def room(self) -> None:
-        """Return when another one may begin."""
-        await self._has_room.wait()
+        """Return when another one may begin; one that hasn't said hello in time is ended for it."""
+        while self._count >= self._at_most:
+            silent = next((one for one in self._under_way if not one.transport.answers), None)
+            hello_until_s = inf if silent is None else silent.until_s - TIMEOUT_S + HELLO_S
+            with trio.move_on_at(hello_until_s) as waited:
+                await self._has_room.wait()
+            if silent is None or not waited.cancelled_caught:
+                continue
+            await self.poller.caught_up()
+            if self._count >= self._at_most and not silent.transport.answers:
+                reason = f"no client hello within {HELLO_S} s, and others wait"
+                attempt(silent, self.refuse, silent, STALLED, reason)
 
     def _begin(self, inner: Transport, listener: TlsListener) -> None:
         transport = TlsTransport(inner, self._identities.context)
@@ -318,7 +335,7 @@ class Handshakes:
 
 
 class _Gate:
-    """A listener that takes the next connection when there is room for it."""
+    """A listener that takes the next connection, and hands it on when there is room for it."""
 
     def __init__(self, listener: Listener, room: Callable[[], Awaitable[None]]) -> None:
         self._listener = listener
@@ -326,8 +343,13 @@ class _Gate:
 
     async def accept(self) -> Transport:
         """Return the next connection."""
-        await self._room()
-        return await self._listener.accept()
+        transport = await self._listener.accept()
+        try:
+            await self._room()
+        except trio.Cancelled:
+            transport.close()
+            raise
+        return transport
 
     def close(self) -> None:
         """Stop listening."""

@@ -25,7 +25,7 @@ from coordinator.server.transport import Listener, Transport
 
 log: Final = structlog.get_logger()
 
-SWEEP_PERIOD_S: Final = 1.0
+SWEEP_PERIOD_S: Final = 0.5
 SENT_POLL_S: Final = 0.02  # Only while the daemon stops.
 ACCEPT_PAUSE_S: Final = 0.1
 # trio's own list: the process or the machine has no room for another socket just now.
@@ -155,7 +155,7 @@ class Sweepable(Owner, Protocol):
 async def sweep_for_ever(
     sessions: Iterable[Sweepable], poller: Poller, now: Callable[[], Now]
 ) -> None:
-    """Close who overstays, once a second."""
+    """Close those that overstay, twice a second."""
     while True:
         planned_ms = now().mono_ms + int(SWEEP_PERIOD_S * 1000)
         await trio.sleep(SWEEP_PERIOD_S)

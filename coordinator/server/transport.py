@@ -31,7 +31,8 @@ from coordinator.server.client_hello import HANDSHAKE_RECORD, ClientHello
 from protocol.acls import ANONYMOUS
 
 RECEIVE_BYTES: Final = 64 * 1024
-BACKLOG: Final = 1024
+# Connections that wait to be accepted, of a listener; the system cuts it to net.core.somaxconn.
+BACKLOG: Final = 4096
 # The plaintext of a TLS record, at most.
 RECORD_BYTES: Final = 16 * 1024
 # After so much others have their turn: to encrypt it takes some tenths of a millisecond.

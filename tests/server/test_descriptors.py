@@ -86,8 +86,8 @@ def test_each_listener_and_its_pollers_are_counted(monkeypatch: pytest.MonkeyPat
     kept = {kind: 1_024 - sum(find_room(settings_of(kind))) for kind in LISTENERS}
 
     assert kept["tls"] == kept["one"] + 2  # Those of the poller of handshakes.
-    assert kept["http"] == kept["one"] + 3
-    assert kept["six"] == kept["one"] + 9
+    assert kept["http"] == kept["one"] + 4
+    assert kept["six"] == kept["one"] + 14
 
 
 def test_what_it_has_inherited_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

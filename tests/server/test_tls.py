@@ -17,7 +17,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from coordinator.config import Address, load_settings
 from coordinator.runtime.calls import REST
 from coordinator.security.tls import Certificates
-from coordinator.server.handshakes import TIMEOUT_S, Handshakes, TlsListener
+from coordinator.server.handshakes import HELLO_S, TIMEOUT_S, Handshakes, TlsListener
 from coordinator.server.run import start_tls
 from coordinator.server.transport import RECORD_BYTES, Listener, TlsTransport
 from protocol.connection import ClientConnection
@@ -591,6 +591,67 @@ async def test_only_so_many_shake_hands_at_a_time(tmp_path: Path, autojump_clock
         late.turn()
         await settle()
         assert await here.serves(late)
+
+
+async def test_silent_connections_make_room_for_those_that_come(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """A crowd of them from many addresses would shut everybody out for minutes."""
+    async with guarded(tmp_path) as here:
+        silent = [here.arrive(f"192.0.2.{n}") for n in range(100)]
+        late = TlsPeer(here.arrive())
+        late.turn()
+        await trio.sleep(100 / 4 * HELLO_S + 0.1)
+        late.turn()
+        await settle()
+        assert await here.serves(late)
+
+        await trio.sleep(1)
+        assert [wire.closed for wire in silent] == [True] * 97 + [False] * 3
+        assert set(here.warned) == {"no client hello within 0.02 s, and others wait"}
+
+
+async def test_those_that_have_said_hello_make_no_room(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """A crowd of clients that come back at once would end each other's handshakes."""
+    async with guarded(tmp_path) as here:
+        crowd = [TlsPeer(here.arrive(f"192.0.2.{n}")) for n in range(10)]
+        for peer in crowd:
+            peer.turn()
+        await trio.sleep(TIMEOUT_S - 1)
+        assert [peer.wire.closed for peer in crowd] == [False] * 10
+        while not all(peer.is_encrypted for peer in crowd):
+            for peer in crowd:
+                peer.turn()
+            await settle()
+
+        assert [await here.serves(peer) for peer in crowd] == [True] * 10
+
+
+async def test_a_hello_that_is_there_is_read_before_its_connection_is_called_silent(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The daemon may have been busy, or stopped; that is not the client's fault."""
+    async with guarded(tmp_path) as here:
+        crowd = [TlsPeer(here.arrive(f"192.0.2.{n}")) for n in range(4)]
+        await trio.sleep(HELLO_S * 0.9)
+        here.arrive()
+        await settle()
+        with pytest.MonkeyPatch.context() as patch:
+            shake_hands = TlsTransport.shake_hands
+
+            def slow(transport: TlsTransport) -> bool:
+                here.worked_s += HELLO_S
+                here.environment.telemetry.received_bytes += 1
+                return shake_hands(transport)
+
+            patch.setattr(TlsTransport, "shake_hands", slow)
+            for peer in crowd:
+                peer.turn()
+            await trio.sleep(1)
+
+        assert [peer.wire.closed for peer in crowd] == [False] * 4
 
 
 async def test_handshakes_rest_while_clients_ask(tmp_path: Path, autojump_clock: object) -> None:
