@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from coordinator.log.errors import LogLocked, LogRefused
+from coordinator.log.errors import LogLocked, LogRefused, SyncFailed
 
 LOCK_NAME: Final = "lock"
 _FILE_MODE: Final = 0o640
@@ -34,7 +34,7 @@ class File(Protocol):
         """Cut off what is behind; until `sync`, a crash may bring it back."""
 
     def sync(self) -> None:
-        """Return once what was written, and the size, are on disk."""
+        """Return once what was written, and the size, are on disk. Raises SyncFailed."""
 
     def close(self) -> None:
         """Give the handle back, without syncing."""
@@ -159,7 +159,10 @@ class OsFile:
 
     def sync(self) -> None:
         """fdatasync: the data, and what is needed to find it, such as the size."""
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as exc:
+            raise SyncFailed(exc.errno, exc.strerror) from exc
 
     def close(self) -> None:
         """Close the descriptor, once."""

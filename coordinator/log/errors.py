@@ -45,5 +45,9 @@ class FolderLost(LogFailed):
     """The data folder may be another process's by now: what is written may reach no log."""
 
 
+class SyncFailed(OSError):
+    """A sync failed, perhaps for lack of room: what was written may be lost. Never tried again."""
+
+
 class BatchTooLarge(ValueError):
     """The batch would pass the limit; raised before anything was changed."""

@@ -21,7 +21,14 @@ from typing import Final
 import msgpack
 
 from coordinator.log.directory import Directory
-from coordinator.log.errors import NO_ROOM, BatchTooLarge, FolderLost, LogFailed, LogRefused
+from coordinator.log.errors import (
+    NO_ROOM,
+    BatchTooLarge,
+    FolderLost,
+    LogFailed,
+    LogRefused,
+    SyncFailed,
+)
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
@@ -49,6 +56,7 @@ from coordinator.log.recovery import (
 from coordinator.log.replay import IndexedSegment, JournalReplay, PartitionReplay, read_from
 from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import (
+    BALLAST_NAME,
     CleanStop,
     Manifest,
     Meta,
@@ -107,6 +115,7 @@ class Journal:
         directory: Where the files are.
         readers: Who reads sealed segments, and keeps them from being removed.
         live_share: How much of what was not compacted yet is live, 0 to 1, as far as known.
+        used_ballast: A flush found the disk full, and took the room of the ballast.
     """
 
     def __init__(
@@ -149,6 +158,7 @@ class Journal:
         self.directory = directory
         self.readers = Readers()
         self.live_share = 1.0
+        self.used_ballast = False
         self._segment_bytes = segment_bytes
         self._zeros_bytes = zeros_bytes
         self._failure: BaseException | None = None
@@ -324,8 +334,7 @@ class Journal:
         try:
             if flush.rolls:
                 self._roll()
-            self._zero_ahead(len(flush.data))
-            self._active.file.write_synced(flush.data, self._active.data_bytes)
+            self._write(flush.data)
         except BaseException as exc:
             # The kernel may have dropped the dirty pages: a second fsync can succeed without them.
             self._failure = exc
@@ -439,6 +448,24 @@ class Journal:
             self._durable.close()
             self._active.file.close()
             self.directory.unlock()
+
+    def _write(self, data: bytes) -> None:
+        """Write and sync *data* behind the batches, and once more if the disk was full.
+
+        The second time the room of the ballast is there. None of *data* was acknowledged, and each
+        byte is written again in its place: whatever a crash leaves is a torn tail, or all of it.
+        """
+        active = self._active
+        self._zero_ahead(len(data))
+        try:
+            active.file.write_synced(data, active.data_bytes)
+        except OSError as exc:
+            if exc.errno not in NO_ROOM or isinstance(exc, SyncFailed):
+                raise
+            self.directory.remove(BALLAST_NAME)
+            self.directory.sync()
+            active.file.write_synced(data, active.data_bytes)
+            self.used_ballast = True
 
     def _zero_ahead(self, flush_bytes: int) -> None:
         """Write and sync zeros for this flush and those that follow, unless there are enough.

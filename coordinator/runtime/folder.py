@@ -139,8 +139,8 @@ class Folder:
 
     @property
     def alarm_bytes(self) -> int:
-        """With so much to be written, look again at once."""
-        return self._watch.alarm_bytes
+        """With so much to be written, look again at once: -1 once a flush found the disk full."""
+        return -1 if self._journal.used_ballast else self._watch.alarm_bytes
 
     def keep_free(self, reserve_bytes: int, max_log_bytes: int) -> None:
         """Refuse new data by other bounds than so far; see `StorageWatch`."""
@@ -166,6 +166,7 @@ class Folder:
 
     def look(self) -> None:
         """See whether the disk has room and keeps up."""
+        self._journal.used_ballast = False
         if self._watch.look():
             self._compactor.look(storage_is_full=self._watch.is_full)
 

@@ -423,6 +423,7 @@ class Node:
         if self._to_collect:
             self._look_at_purged()
         self._store.flushed()
+        self._look_at_backlog(0)
         if self.loader.awaits_flush:
             self.loader.flushed()
 

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from coordinator.log.errors import LogLocked
+from coordinator.log.errors import LogLocked, SyncFailed
 
 _SECTOR_BYTES: Final = 64
 _BLOCK_BYTES: Final = 4096
@@ -292,9 +292,9 @@ class DiskFile:
         inode = self._inode
         try:
             self._directory.step(f"sync {self._name}")
-        except OSError:
+        except OSError as exc:
             inode.pending = []
-            raise
+            raise SyncFailed(*exc.args) from exc
         # What an earlier sync lost stays lost, and is a hole of zeros if more comes behind it.
         inode.sync()
 

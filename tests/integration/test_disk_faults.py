@@ -159,6 +159,26 @@ def test_a_disk_that_runs_full_refuses_commits_until_there_is_room(small_disk: P
         assert one.stop() == 0
 
 
+def test_a_disk_that_is_filled_in_one_step_ends_nothing(small_disk: Path) -> None:
+    """The flush that finds no room is written in that of the ballast; then commits are refused."""
+    with daemon(small_disk / "data", "storage.reserve.bytes=1000000") as one:
+        with one.ready().connect() as connection:
+            assert commit(connection, 0) == 0
+            for _ in range(3):
+                last = fetched(connection)
+                filler = fill(small_disk)
+                error = 0
+                while not error:
+                    last += 1
+                    error = commit(connection, last)
+                assert error == ErrorCode.STORAGE_FULL
+                assert fetched(connection) == last - 1
+                filler.unlink()
+                until(lambda: commit(connection, fetched(connection) + 1) == 0, "room")
+                until((small_disk / "data" / "ballast").exists, "ballast")
+        assert one.stop() == 0
+
+
 def test_no_room_for_a_write_ends_it_and_the_restart_has_what_was_acknowledged(
     small_disk: Path,
 ) -> None:

@@ -308,6 +308,79 @@ def recovering(disk: Disk, acknowledged: list[int]) -> None:
     rolling(disk, acknowledged)
 
 
+def nearly_full_block() -> Disk:
+    """Return a disk on which one of the next two flushes needs a new block of the file system."""
+    disk = Disk()
+    journal = open_journal(disk)
+    for number in range(4):
+        append(journal, 0, number, padding=940)
+        flush(journal)
+    assert 3900 < journal.size_bytes < 4096
+    journal.close(clean=True)
+    return disk
+
+
+def filling(disk: Disk, acknowledged: list[int]) -> None:
+    """Open, and go on writing after all room of the disk was taken in one step."""
+    journal = open_journal(disk)
+    disk.limit_bytes = disk.used_bytes()
+    for number in range(4, 7):
+        append(journal, 0, number, padding=60)
+        flush(journal)
+        acknowledged.append(number)
+    assert journal.used_ballast
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_every_state_that_a_power_cut_can_leave_of_a_disk_filled_in_one_step_is_recovered(
+    *, clean: bool
+) -> None:
+    """A part of a flush was written, the ballast removed, and the flush written once more."""
+    origin = nearly_full_block()
+    if not clean:
+        origin.delete("clean")
+    states = 0
+    for number in range(operations_of(origin, filling)):
+        crashed = origin.copy()
+        acknowledged = acknowledged_in(crashed, number, filling)
+        for disk in crashed.crash_states():
+            states += 1
+            seen = replayed(open_journal(disk))
+            assert list(range(7))[: len(seen)] == seen
+            assert acknowledged == seen[: len(acknowledged)]
+            disk.crash(random.Random(states))
+            assert seen == replayed(open_journal(disk))
+    assert states > 100
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("has_room_again", [True, False])
+def test_only_a_write_without_room_is_tried_again_and_only_once(
+    error: int, *, has_room_again: bool
+) -> None:
+    """After a sync that failed nobody knows what is on the disk, whatever the reason."""
+    disk = nearly_full_block()
+    journal = open_journal(disk)
+    disk.plan(fail_at=0, error=error)
+    append(journal, 0, 4)
+    flush(journal)
+    assert "ballast" not in disk.files()
+    append(journal, 0, 5)
+    if has_room_again:
+        disk.plan(fail_at=1, error=error)
+        with pytest.raises(LogFailed):
+            flush(journal)
+        assert [name.split()[0] for name in disk.operations] == ["write", "sync"]
+    else:
+        disk.limit_bytes = disk.used_bytes()
+        append(journal, 0, 6, padding=5000)
+        with pytest.raises(LogFailed, match="no space left"):
+            flush(journal)
+    disk.kill()
+    disk.limit_bytes = None
+    assert replayed(open_journal(disk))[:5] == list(range(5))
+
+
 @pytest.mark.parametrize("story", [rolling, closing, recovering])
 def test_every_state_that_a_power_cut_can_leave_is_recovered(story: Story) -> None:
     """Not samples: every prefix of the calls, and every order in which they can reach the disk."""

@@ -4,6 +4,7 @@ Each row of the table "What happens at the start" of docs/log-format.md has its 
 with `row`. The tests at the end go through every bit and every byte.
 """
 
+import errno
 import json
 import random
 import zlib
@@ -643,7 +644,20 @@ def test_the_journal_tells_how_much_room_there_is() -> None:
     assert opened(disk).directory.free_bytes() == 4711
 
 
-@row("a write or fsync fails while it serves, ENOSPC too")
+@row("the disk is full when a flush is written")
+def test_a_flush_that_finds_no_room_is_written_in_that_of_the_ballast() -> None:
+    """Every step of it: tests/log/test_crash_points.py."""
+    disk = made(clean=True, count=1)
+    journal = opened(disk)
+    disk.plan(fail_at=0, error=errno.ENOSPC)
+    write(journal, 0, 1)
+    disk.kill()
+
+    assert "ballast" not in disk.files()
+    served(disk, 2)
+
+
+@row("a write or fsync fails while it serves")
 @pytest.mark.parametrize("operation", [0, 1])
 def test_after_a_failed_write_only_the_disk_is_trusted(operation: int) -> None:
     """Reading still shows what a failed fsync lost."""

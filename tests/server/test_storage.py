@@ -310,6 +310,29 @@ async def test_a_start_does_not_need_to_see_the_room_on_the_disk(
         assert w.node.health.problems == {}
 
 
+async def test_a_disk_that_is_filled_in_one_step_refuses_new_data_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    """The ballast has room for the flush that met it, and the next look would be too late."""
+    disk = Disk()
+    disk.free_bytes = 1_100_000  # Few zeros are written ahead.
+    async with world("storage.reserve.bytes=1000000", disk=disk) as w:
+        client = w.connect()
+        assert await client.error(commit(5)) == 0
+        w.disk.limit_bytes = w.disk.used_bytes()
+        began_s = trio.current_time()
+        errors = []
+        while 1004 not in errors:
+            errors.append(await client.error(commit(6, *range(200))))
+        assert trio.current_time() == began_s
+        assert set(errors[:-1]) == {0}
+        assert w.event_names().count("storage.full") == 1
+        w.disk.limit_bytes, w.disk.free_bytes = None, 1 << 40
+        await trio.sleep(1)
+        assert await client.error(commit(7)) == 0
+        assert len(w.disk.files()["ballast"]) == BALLAST_BYTES
+
+
 async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
