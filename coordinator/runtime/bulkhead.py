@@ -7,6 +7,7 @@ the owner ends. Errors of the log and of the records in it pass: no decision can
 Work without an owner is the node's own, and its errors end the process.
 """
 
+import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
@@ -34,30 +35,31 @@ class Owner(Protocol):
 
 def attempt(owner: Owner | None, work: Callable[..., object], *args: Any) -> None:
     """Call *work* for its *owner*; None is the node."""
+    exception = None
     try:
         work(*args)
-    except FATAL:
-        raise
-    except Exception:
-        if owner is None:
-            raise
-        exception = traceback.format_exc()
-    else:
-        return
-    owner.fail(exception)
+    except Exception:  # noqa: BLE001 - see `caught`
+        exception = caught(owner)
+    if exception is not None and owner is not None:
+        owner.fail(exception)
 
 
 async def attempt_async(owner: Owner, work: Callable[..., Awaitable[object]], *args: Any) -> None:
     """Do the same with *work* that waits."""
+    exception = None
     try:
         await work(*args)
-    except FATAL:
-        raise
-    except Exception:  # noqa: BLE001 - the owner reports it
-        exception = traceback.format_exc()
-    else:
-        return
-    owner.fail(exception)
+    except Exception:  # noqa: BLE001 - see `caught`
+        exception = caught(owner)
+    if exception is not None:
+        owner.fail(exception)
+
+
+def caught(owner: Owner | None) -> str:
+    """Return the traceback of the exception that is handled, or raise it where it has to pass."""
+    if owner is None or isinstance(sys.exception(), FATAL):
+        raise  # noqa: PLE0704 - called in an except block
+    return traceback.format_exc()
 
 
 async def keep_up(owner: Owner, work: Callable[[], Awaitable[object]]) -> None:

@@ -43,7 +43,7 @@ from typing import Final, Protocol
 
 import trio
 
-from coordinator.runtime.bulkhead import Owner, attempt
+from coordinator.runtime.bulkhead import Owner, attempt, caught
 
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
@@ -230,7 +230,14 @@ class Poller:
             fd, mask = ready.pop()
             watcher = watched.get(fd)
             if watcher is not None:
-                attempt(*watcher, mask)
+                owner, on_ready = watcher
+                exception = None
+                try:  # `attempt` written out: every request comes here.
+                    on_ready(mask)
+                except Exception:  # noqa: BLE001 - as there
+                    exception = caught(owner)
+                if exception is not None and owner is not None:
+                    owner.fail(exception)
                 self.now_s = now_s = clock()
                 if now_s >= until_s:
                     break

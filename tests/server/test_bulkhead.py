@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import h11
 import pytest
@@ -66,7 +66,7 @@ class Faults:
         at: The name of the call that raises, and which one of that name; None is no call.
         is_behind: It is done, and raises then.
         error: What it raises.
-        hits: Whether it has.
+        has_hit: Whether it has.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -78,18 +78,21 @@ class Faults:
     def is_hit(self, name: str) -> bool:
         """Count a call, and say whether it raises."""
         self.calls[name] += 1
-        is_hit = self.at == (name, self.calls[name])
-        self.has_hit = self.has_hit or is_hit
-        return is_hit
+        return self.at == (name, self.calls[name])
+
+    def hit(self) -> NoReturn:
+        """Raise."""
+        self.has_hit = True
+        raise self.error
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call *function*, or raise."""
         is_hit = self.is_hit(name)
         if is_hit and not self.is_behind:
-            raise self.error
+            self.hit()
         result = function(*args, **kwargs)
         if is_hit:
-            raise self.error
+            self.hit()
         return result
 
     async def wait(
@@ -98,10 +101,10 @@ class Faults:
         """Do the same with what waits."""
         is_hit = self.is_hit(name)
         if is_hit and not self.is_behind:
-            raise self.error
+            self.hit()
         result = await task(*args, **kwargs)
         if is_hit:
-            raise self.error
+            self.hit()
         return result
 
 
