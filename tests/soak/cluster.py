@@ -15,6 +15,10 @@ and servers, they must be at their first generation at the end.
 Faults come from three decks that are shuffled by the seed, of nodes, of the ensemble, and of
 clients, which work side by side. At the end all is mended, everybody must recover, and everything
 is read; then all nodes stop and start, and it is read again.
+
+Then come the *losses*, each of a cluster of its own under the same servers: ZooKeeper loses what it
+has acknowledged. No read may go back there, either: all nodes must end, with 65, and say why. What
+an operator starts next must not be a new, empty cluster.
 """
 
 import signal
@@ -24,15 +28,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from bench.ensemble import Ensemble, ZooKeeperServer, ensemble
 from client import CoordinatorUnavailable, OutcomeUnknown, RetriableError
+from protocol.errors import ErrorCode
+from protocol.messages import FindCoordinatorRequest
 from tests import logged
-from tests.integration.daemon import Daemon
-from tests.integration.ensemble import Wire, found, wires
+from tests.integration.daemon import Connection, Daemon
+from tests.integration.ensemble import DataCopy, Wire, found, wipe, wires
 from tests.sim.checker import check
 from tests.sim.history import History, Outcome, Tap
 from tests.sim.registers import Violation
@@ -57,6 +63,12 @@ _PAUSE_S: Final = 10.0
 _PAUSES_SHOWN: Final = 3
 _USUAL_PACE_S: Final = 300
 _KILLED: Final = -signal.SIGKILL
+_LOST: Final = 65
+_REFUSED: Final = 78
+# Longer than a session.
+_LONG_S: Final = SESSION_S + 3
+_WORK_S: Final = 6.0
+_END_S: Final = 120.0
 _SETTINGS: Final = (
     f"cluster.session.timeout.ms={SESSION_S * 1000:.0f}",
     "group.initial.rebalance.delay.ms=300",
@@ -188,14 +200,19 @@ class NodeProcess:
         self.daemon: Daemon | None = None
         self._may_end: set[int] = set()
         self._world = world
+        self.is_over = trio.Event()
         self._is_ready = trio.Event()
 
     async def run(self) -> None:
         """Keep it running, until the nursery ends."""
         world, roads = self._world, self._world.network
         hosts = ",".join(f"127.0.0.1:{wire.port}" for wire in self.wires)
-        settings = (*_SETTINGS, f"node.id={self.number}", f"cluster.zookeeper={hosts}/soak")
-        while True:
+        settings = (
+            *_SETTINGS,
+            f"node.id={self.number}",
+            f"cluster.zookeeper={hosts}{world.chroot}",
+        )
+        while not world.data_is_lost:
             self._may_end.clear()
             world.report.lives += 1
             daemon = self.daemon = Daemon(None, settings, port=self.port)
@@ -210,6 +227,7 @@ class NodeProcess:
                 self._is_ready = trio.Event()
                 self._end(daemon)
             await trio.sleep(self.down_s)
+        self.is_over.set()
 
     async def _told(self, event: str) -> bool:
         """Return whether it tells of an event before its process ends."""
@@ -243,6 +261,15 @@ class NodeProcess:
             told = "".join(daemon.stray)[-3_000:] or str(daemon.lines[-3:])
             world.violate("end", f"node {self.number} ended with {status}: {told}")
 
+    @property
+    def port_is_open(self) -> bool:
+        """Whether this life of it takes connections."""
+        return self.daemon is not None and bool(self.daemon.events("listening"))
+
+    def may_end_with(self, status: int) -> None:
+        """Let this life of it end with *status*."""
+        self._may_end.add(status)
+
     async def ready(self) -> None:
         """Return when it is ready."""
         while not self._is_ready.is_set():
@@ -258,9 +285,11 @@ class NodeProcess:
 
 async def _lose(taps: list[Tap]) -> None:
     """What had no answer may be decided as long as ZooKeeper may hold something of it."""
-    await trio.sleep(2 * SESSION_S)
-    for tap in taps:
-        tap.server_closed()
+    try:
+        await trio.sleep(2 * SESSION_S)
+    finally:
+        for tap in taps:
+            tap.server_closed()
 
 
 # --- the world -----------------------------------------------------------------------------
@@ -273,19 +302,30 @@ class ClusterWorld(BaseWorld):
         evictions: Of steady members.
     """
 
-    def __init__(self, report: ClusterReport, made: Ensemble, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, report: ClusterReport, made: Ensemble, nursery: trio.Nursery, folder: Path
+    ) -> None:
         super().__init__(report.seed, History(trio.current_time))
         self.report = report
+        self.folder = folder
         self.made = made
         self.nursery = nursery
         self.network = Roads(self.history)
         self.nodes: list[NodeProcess] = []
         self.evictions: list[dict[str, object]] = []
+        self.chroot = "/soak"
+        self.ports: list[int] = []  # Of nodes that a supervisor has.
+        self.data_is_lost = False  # Whoever ends now stays away.
+
+    @property
+    def zookeeper(self) -> str:
+        """Where the cluster is, past all wires."""
+        return f"cluster.zookeeper={self.made.hosts}{self.chroot}"
 
     @property
     def address(self) -> list[str]:
         """Where the nodes are."""
-        return [f"127.0.0.1:{node.port}" for node in self.nodes]
+        return [f"127.0.0.1:{port}" for port in self.ports or [one.port for one in self.nodes]]
 
     def is_cooperative(self, group: str) -> bool:
         """Say how the members of *group* hand partitions over."""
@@ -343,6 +383,7 @@ class Faults:
         self._drivers = drivers
         self._pace = pace
         self._rng = world.rng("faults")
+        self._numbers = count()
 
     def of_nodes(self) -> Mapping[str, Fault]:
         """Return those of nodes, and of their way to ZooKeeper."""
@@ -353,6 +394,9 @@ class Faults:
             "cut to ZooKeeper": Fault(partial(self._wires, Wire.cut)),
             "late requests": Fault(partial(self._wires, Wire.keep_requests)),
             "late replies": Fault(partial(self._wires, Wire.keep_replies)),
+            "lost answers": Fault(partial(self._lose, Wire.keep_replies)),
+            "balancer without a server": Fault(partial(self._lose, Wire.silence)),
+            "topic deleted before a hand-over": Fault(self._delete_topic),
         }
 
     def of_ensemble(self) -> Mapping[str, Fault]:
@@ -363,6 +407,8 @@ class Faults:
             "kill -9 of a majority": Fault(partial(self._kill_servers, 2, leads=True)),
             "freeze of ZooKeeper's leader": Fault(partial(self._freeze_server, leads=True)),
             "freeze of a follower": Fault(partial(self._freeze_server, leads=False)),
+            "one server set back": Fault(self._set_one_back),
+            "start of a node without ZooKeeper": Fault(self._start_without_servers),
         }
 
     def of_clients(self) -> Mapping[str, Fault]:
@@ -400,6 +446,48 @@ class Faults:
         await trio.sleep(self._span_s())
         for wire in node.wires:
             wire.mend()
+
+    async def _lose(self, do: Callable[[Wire], None]) -> None:
+        """Let nothing come back for longer than a session, nor later."""
+        node = await self._some_node()
+        for wire in node.wires:
+            do(wire)
+        await trio.sleep(_LONG_S)
+        for wire in node.wires:
+            wire.cut()
+            wire.mend()
+
+    async def _delete_topic(self) -> None:
+        topic = f"deleted-{next(self._numbers)}"
+        async with connect_as(self._world, "deleter", self._rng) as client:
+            with suppress(RetriableError, OutcomeUnknown, CoordinatorUnavailable):
+                await client.register_topics({topic: 1})
+                await client.delete_topics([topic])
+        await self._end(signal.SIGTERM, 0)
+
+    async def _set_one_back(self) -> None:
+        """Give one server what it had a while ago: the others have the rest."""
+        made = self._world.made
+        folder = self._world.folder / f"copy-{next(self._numbers)}"
+        copy = await trio.to_thread.run_sync(DataCopy, made, folder)
+        await trio.sleep(self._span_s())
+        await trio.to_thread.run_sync(copy.restore, 1)
+
+    async def _start_without_servers(self) -> None:
+        """Have a node start without a majority: it is there at once, and answers 15."""
+        node = await self._some_node()
+        leader, others = await self._servers()
+        for server in (leader, *others):
+            server.kill()
+        ended, node.down_s = node.daemon, 0.0
+        node.signal(signal.SIGKILL, _KILLED)
+        with trio.move_on_after(_END_S):
+            while node.daemon is ended or not node.port_is_open:  # noqa: ASYNC110 - another thread's
+                await trio.sleep(_LOOK_S)
+            answer = await trio.to_thread.run_sync(_coordinator, node.port)
+            if answer not in {None, ErrorCode.COORDINATOR_NOT_AVAILABLE}:
+                self._world.violate("start", f"node {node.number}: {answer}")
+        await trio.to_thread.run_sync(self._world.made.start)
 
     async def _kill_servers(self, number: int, *, leads: bool) -> None:
         leader, others = await self._servers()
@@ -440,7 +528,7 @@ async def soak(folder: Path, *, seconds: float, seed: int) -> ClusterReport:
     with ensemble(folder) as made, ExitStack() as stack:
         await trio.to_thread.run_sync(found, made, "/soak")
         async with trio.open_nursery() as nursery:
-            world = ClusterWorld(report, made, nursery)
+            world = ClusterWorld(report, made, nursery, folder)
             for number in range(1, NODES + 1):
                 drawn = stack.enter_context(wires(made))
                 world.nodes.append(NodeProcess(number, drawn, world))
@@ -449,14 +537,23 @@ async def soak(folder: Path, *, seconds: float, seed: int) -> ClusterReport:
                 await node.ready()
             await _suffer(world)
             nursery.cancel_scope.cancel()
+        await _judge(world)
+        for name, loss in LOSSES.items():
+            await _lose_data(report, made, folder, name, loss)
+            report.faults[name] += 1
+    report.violations += [Violation("events", text) for text in logged.PROBLEMS]
+    return report
+
+
+async def _judge(world: ClusterWorld) -> None:
+    """Hold what was said in *world* to the promises."""
+    report = world.report
     for tap in [tap for taps in world.network.taps.values() for tap in taps]:
         tap.server_closed()
     report.violations += world.violations
     report.violations += await trio.to_thread.run_sync(check, world.history)
     report.violations += [Violation("evicted", str(line)) for line in world.evictions]
-    report.violations += [Violation("events", text) for text in logged.PROBLEMS]
     report.count(world.history)
-    return report
 
 
 async def _suffer(world: ClusterWorld) -> None:
@@ -507,6 +604,161 @@ async def _suffer(world: ClusterWorld) -> None:
     for node in world.nodes:
         await node.ready()
     await look_once_more(world, everybody)
+
+
+# --- losses --------------------------------------------------------------------------------
+
+
+class Loss(NamedTuple):
+    """How ZooKeeper loses data, and what an operator meets who starts a node again.
+
+    Attributes:
+        is_wiped: Nothing is left: then the start is refused.
+        has_election: The servers have another leader since the copy was made.
+        is_idle: Nothing is asked of the nodes any more.
+        nodes: As many as one supervisor has; None for a process each.
+    """
+
+    is_wiped: bool = False
+    has_election: bool = False
+    is_idle: bool = False
+    nodes: int | None = None
+
+
+LOSSES: Final[Mapping[str, Loss]] = {
+    "ZooKeeper set back": Loss(),
+    "ZooKeeper set back after an election": Loss(has_election=True),
+    "ZooKeeper set back behind idle journals": Loss(is_idle=True),
+    "ZooKeeper set back under serve --nodes": Loss(nodes=2),
+    "ZooKeeper wiped": Loss(is_wiped=True),
+}
+
+
+class Supervised:
+    """Nodes of one ``serve --nodes``, in place of processes that the soak starts again."""
+
+    def __init__(self, world: ClusterWorld, nodes: int) -> None:
+        """Start *nodes* of them."""
+        settings = (*_SETTINGS, "node.id=1", world.zookeeper)
+        self.daemon = Daemon(None, settings, options=("--nodes", str(nodes)))
+        self._nodes = nodes
+
+    async def ports(self) -> list[int]:
+        """Return where the nodes listen, when all are ready."""
+        while len(self.daemon.events("ready")) < self._nodes:  # noqa: ASYNC110 - a thread's
+            await trio.sleep(_LOOK_S)
+        return [line["port"] for line in self.daemon.events("listening")]
+
+
+async def _lose_data(
+    report: ClusterReport, made: Ensemble, folder: Path, name: str, loss: Loss
+) -> None:
+    """Have a cluster lose data while clients work, and see that it ends, and stays so."""
+    async with trio.open_nursery() as nursery:
+        world = ClusterWorld(report, made, nursery, folder)
+        world.chroot = "/" + name.replace(" ", "-").replace("--", "")
+        await trio.to_thread.run_sync(found, made, world.chroot)
+        with ExitStack() as stack:
+            ends = await _started(world, loss, nursery, stack)
+            working = trio.CancelScope()
+            nursery.start_soon(_work, world, working)
+            await trio.sleep(_WORK_S)
+            copy = await trio.to_thread.run_sync(
+                DataCopy, made, folder / world.chroot.removeprefix("/")
+            )
+            if loss.has_election:
+                (await trio.to_thread.run_sync(made.leader)).kill()
+                await trio.to_thread.run_sync(made.start)
+            await trio.sleep(_WORK_S)
+            if loss.is_idle:
+                working.cancel()
+                await trio.sleep(1)
+            world.data_is_lost = True
+            if loss.is_wiped:
+                await trio.to_thread.run_sync(wipe, made, world.chroot)
+            else:
+                await trio.to_thread.run_sync(copy.restore)
+            await ends()
+        nursery.cancel_scope.cancel()
+    if loss.is_wiped:
+        for chroot in (world.chroot, "/another"):
+            world.chroot = chroot
+            await _refused(world)
+    await _judge(world)
+
+
+async def _work(world: ClusterWorld, scope: trio.CancelScope) -> None:
+    """Commit and read back until cancelled."""
+    with scope:
+        async with trio.open_nursery() as working:
+            for number in range(COMMITTERS):
+                working.start_soon(Committer(world, f"c-{number}", f"fast-{number}").run)
+            for number in range(STEADY):
+                working.start_soon(Steady(world, f"steady-{number}").run)
+
+
+async def _started(
+    world: ClusterWorld, loss: Loss, nursery: trio.Nursery, stack: ExitStack
+) -> Callable[[], Awaitable[None]]:
+    """Start the nodes; return what waits until all have ended, and looks at why."""
+    if loss.nodes is not None:
+        supervised = Supervised(world, loss.nodes)
+        daemon = supervised.daemon
+        stack.callback(daemon.kill)
+        world.ports = await supervised.ports()
+        world.network.taps |= {port: [] for port in world.ports}
+
+        async def have_given_up() -> None:
+            with trio.move_on_after(_END_S):
+                while daemon.process.poll() is None:  # noqa: ASYNC110 - a process of its own
+                    await trio.sleep(_LOOK_S)
+            _look_at_end(world, daemon, daemon.process.poll())
+            if len(daemon.events("node.given_up")) != loss.nodes:
+                world.violate("final", f"not all are given up: {daemon.events('node.ended')}")
+
+        return have_given_up
+    for number in range(1, NODES + 1):
+        node = NodeProcess(number, stack.enter_context(wires(world.made)), world)
+        world.nodes.append(node)
+        nursery.start_soon(node.run)
+    for node in world.nodes:
+        await node.ready()
+        node.may_end_with(_LOST)
+
+    async def have_ended() -> None:
+        with trio.move_on_after(_END_S):
+            for node in world.nodes:
+                await node.is_over.wait()
+        for node in world.nodes:
+            assert node.daemon is not None
+            _look_at_end(world, node.daemon, node.daemon.process.poll())
+
+    return have_ended
+
+
+def _look_at_end(world: ClusterWorld, daemon: Daemon, status: int | None) -> None:
+    said = [line["reason"] for name in ("log.failed", "refused") for line in daemon.events(name)]
+    if status != _LOST or not said or not all("data" in reason for reason in said):
+        world.violate("final", f"it ended with {status}, and said {said}")
+
+
+async def _refused(world: ClusterWorld) -> None:
+    """Start a node as an operator would who has seen nothing: it must not begin anew."""
+    daemon = Daemon(None, (*_SETTINGS, "node.id=1", world.zookeeper))
+    status = await trio.to_thread.run_sync(daemon.wait)
+    if status != _REFUSED or daemon.events("log.created"):
+        world.violate("founded", f"in {world.chroot} it ended with {status}: {daemon.lines}")
+
+
+def _coordinator(port: int) -> int | None:
+    """Return with which error a node tells of a coordinator, None if it is gone."""
+    try:
+        with Connection(port) as connection:
+            answer: Any = connection.ask(FindCoordinatorRequest(0, ("alpha",)))
+    except OSError:
+        return None
+    error: int = answer.coordinators[0].error
+    return error
 
 
 async def _timed(report: ClusterReport, name: str, do: Callable[[], Awaitable[None]]) -> None:

@@ -39,11 +39,13 @@ class Report(ABC):
     violations: list[Violation] = field(default_factory=list)
 
     def count(self, history: History) -> None:
-        """Take the numbers of what was said."""
+        """Add the numbers of what was said."""
         attempts = history.attempts
-        self.requests, self.claims = len(attempts), len(history.claims)
-        self.answered = sum(attempt.response is not None for attempt in attempts)
-        self.commits, self.acknowledged = len(history.commits), history.acknowledged
+        self.requests += len(attempts)
+        self.claims += len(history.claims)
+        self.answered += sum(attempt.response is not None for attempt in attempts)
+        self.commits += len(history.commits)
+        self.acknowledged += history.acknowledged
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
