@@ -19,7 +19,7 @@ from bench.ensemble import QUICK_JVM, Ensemble, ensemble, four_letters
 from coordinator.cluster.journal import DATA_WAS_LOST
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
 from protocol.errors import ErrorCode
-from protocol.messages import DescribeNodeRequest
+from protocol.messages import DescribeJournalsRequest, DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
 from tests.integration.daemon import Connection, Daemon, daemon, until
 from tests.integration.ensemble import DataCopy, Wire, guarded_server, wires
@@ -149,7 +149,7 @@ def test_nodes_end_for_good_when_their_ensemble_was_set_back(
 
 
 def commit_to(nodes: Daemon, offset: int) -> None:
-    """Commit until one of two nodes acknowledges it."""
+    """Commit until one of two nodes acknowledges it, and both have read all of the log."""
     with ExitStack() as stack:
         ports = {line["port"] for line in nodes.events("listening")}
         connections = [stack.enter_context(Connection(port)) for port in ports]
@@ -158,7 +158,12 @@ def commit_to(nodes: Daemon, offset: int) -> None:
             answers = [connection.ask(commit(offset)) for connection in connections]
             return any(getattr(answer, "error", -1) == 0 for answer in answers)
 
+        def is_followed() -> bool:
+            answers: list[Any] = [one.ask(DescribeJournalsRequest()) for one in connections]
+            return len({tuple(j.last_entry for j in one.journals) for one in answers}) == 1
+
         until(is_committed, "commit", pause_s=0.2)
+        until(is_followed, "both nodes with all of the log")
 
 
 @pytest.mark.parametrize("lose", [Wire.keep_replies, Wire.silence], ids=["answers", "both ways"])
