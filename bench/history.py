@@ -1,8 +1,8 @@
 """What an hour's history takes in memory: ``python -m bench.history '{"groups": …}'``, a `History`.
 
 The shard and the registry alone, with a clock that is set forward: an hour of samples is taken of
-each partition's end and lag, and of each group, as the daemon takes them once a minute. Every
-partition moves in each minute.
+each partition's lag and of each group, as the daemon takes them once a minute, and the curve of
+each end is made of what is reported. Every partition moves in each minute.
 """
 
 import gc
@@ -13,13 +13,13 @@ from typing import Final
 from bench.processes import resident_mb, run_plan
 from coordinator.config import Settings
 from coordinator.group.core import Now
-from coordinator.group.lag import Turn, sample_ends
+from coordinator.group.lag import Turn
 from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT
 from coordinator.group.records import OffsetsCommitted
 from coordinator.group.registry import EndReported, Registry, TopicRegistered
 from coordinator.group.shard import GroupShard
 from coordinator.server.run import group_config
-from protocol.messages import EndOffset, PartitionOffset
+from protocol.messages import PartitionOffset
 
 _WALL_MS: Final = 1_750_000_000_000
 _AN_HOUR: Final = SAMPLES_KEPT + 1
@@ -51,24 +51,18 @@ class _Node:
     def move(self, minute: int) -> None:
         """Have all ends reported and all offsets committed anew."""
         wall_ms = _WALL_MS + minute * MINUTE_MS
+        self.registry.now_ms = (minute * MINUTE_MS, wall_ms)
         for number in range(self._plan.groups):
             topic = f"topic-{number}"
             offsets = {}
             for partition in range(self._plan.partitions):
                 last = 1_000_000 + minute * (1_000 + partition)
-                before = self.registry.end_offset(topic, partition)
                 self.registry.replay(EndReported(topic, partition, last, wall_ms))
-                if minute:
-                    end = EndOffset(partition, last, wall_ms)
-                    self.registry.ends_history.told(topic, end, before, minute * MINUTE_MS, wall_ms)
                 offsets[partition] = PartitionOffset(partition, last - 500, -1, "", 0)
             self.shard.replay(OffsetsCommitted(f"group-{number}", topic, offsets, wall_ms))
 
     def sample(self, minute: int) -> None:
         """Take the samples of a minute."""
-        now = Now(minute * MINUTE_MS, _WALL_MS + minute * MINUTE_MS)
-        for _ in sample_ends(self.registry, minute, now, Turn()):
-            pass
         for _ in self.shard.sample_lags(minute, Turn()):
             pass
 

@@ -7,7 +7,7 @@ import msgpack
 import msgspec
 from msgspec import structs
 
-from coordinator.group import node_records, records
+from coordinator.group import node_records, records, registry
 from coordinator.group.records import CommittedOffset
 from coordinator.group.shard import GroupShard
 from protocol.codec import encode
@@ -45,8 +45,12 @@ def entry_of(record: Any, codec: Any = records) -> tuple[Any, ...]:
     """Return the log's entry of *record*: (type, version, scope, key, value)."""
     count, packed = codec.pack([record])
     ((distance, *entry),) = msgpack.unpackb(packed, use_list=False)
-    is_wide = isinstance(record, records.OffsetsCommitted)
-    assert (distance, count) == (0, len(record.offsets) if is_wide else 1)
+    width = 1
+    if isinstance(record, records.OffsetsCommitted):
+        width = len(record.offsets)
+    elif isinstance(record, registry.EndsRepeated):
+        width = len(record.partitions)
+    assert (distance, count) == (0, width)
     return tuple(entry)
 
 

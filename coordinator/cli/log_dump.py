@@ -272,6 +272,7 @@ _GROUP_SHAPES: Final[Mapping[int, _Shape]] = {
 _NODE_SHAPES: Final[Mapping[int, _Shape]] = {
     registry.TOPIC: _Shape("topic", (), registry.TopicRegistered._fields[1:]),
     registry.TOPIC_END: _Shape("end-offset", ("partition",), ("end_offset", "reported_ms")),
+    registry.ENDS_REPEATED: _Shape("end-offset-repeated", ("partition",), ("reported_ms",)),
     registry.REGISTRY: _Shape("registry", (), registry.RegistryChanged._fields),
     registry.TOPIC_FORGOTTEN: _TOMBSTONE,
     acls.RULE: _Shape("acl", acls.Rule._fields, ()),

@@ -21,8 +21,9 @@ from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import Batch, RawBatch, batch_at, parts_of
 
 # The lowest and the highest that this release reads, and writes. A leader writes one that all nodes
-# read, so a release that adds one runs beside the one before.
-FORMATS: Final = (1, 1)
+# read, so a release that adds one runs beside the one before. In format 2 a body may have
+# entries of type 1013: ends that were reported again.
+FORMATS: Final = (1, 2)
 # ZooKeeper keeps its latest 500 requests in memory, three times on its leader: so none is large.
 ENTRY_BYTES_MAX: Final = 64 * 1024
 # A unit of no more than this fits into one transaction, with its paths, compressed or not.

@@ -7,18 +7,23 @@ No record is ever seen here, but whoever reads a topic says how far it reaches. 
 partition is kept as it was when each of the last 60 minutes began, beside when the end of the
 moment was reported. That is a curve that never falls. It passed a committed offset at some
 time: there the record lies that is to be read next, and so long the group is behind. Between two
-points the curve is a straight line. What was sampled between two reports is put on the line
-between those, once the second one comes.
+points the curve is a straight line. What a minute began with between two reports is put on the
+line between those, once the second one comes.
 
 Before the first minute there is one point more: what the end was before the first report that
-changed it. After a load that is the last one in the log. So two reports are enough.
+changed it. So two reports are enough.
 
 Who has committed less than the oldest point is behind for at least as long as that is old. An end
 that goes back is that of another topic with the same name: its past is forgotten.
 
-All times are monotonic, so a clock that is set moves no lag, and makes no end look younger than it
-is; but the time of the day is kept, too, of when an end was last told at all. The log has that of
-the last change only, as nothing is logged for an end that stays.
+The curve is made of the records of the log alone, as they are replayed: so every node of a cluster
+has the same one, and a load has what its log has. A report that changes nothing is logged once in
+ten seconds at most, for all partitions of a topic in one entry; until then only the node that took
+the report knows of it.
+
+A record says by the clock of the day of which node it was reported, and when that was is worked out
+as it is replayed. From then on all times are monotonic, so a clock that is set moves no lag, and
+makes no end look younger than it is. Nodes whose clocks differ tell lags that differ by as much.
 """
 
 from array import array
@@ -30,48 +35,52 @@ from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT, UNKNOWN
 from coordinator.group.minutes import BLOCK_BITS, Block, Minutes
 from protocol.messages import EndOffset
 
+# How often reports that change nothing are logged at most, for each topic.
+REPEAT_LOG_MS: Final = 10_000
+
 # Behind the minutes of a column.
-_CHANGED: Final = SAMPLES_KEPT  # When the end of the moment was first told.
-_TOLD: Final = SAMPLES_KEPT + 1  # When it was last told, by the clock of the day.
-_HEARD: Final = SAMPLES_KEPT + 2  # The same, monotonic.
+_END: Final = SAMPLES_KEPT  # Of the moment.
+_CHANGED: Final = SAMPLES_KEPT + 1  # When that was first reported.
+_HEARD: Final = SAMPLES_KEPT + 2  # When it was last reported.
 _FIRST_MS: Final = SAMPLES_KEPT + 3
 _FIRST_END: Final = SAMPLES_KEPT + 4
 
 
 class TopicEnds(Minutes):
-    """The ends of one topic."""
+    """The ends of one topic.
+
+    Attributes:
+        repeats: Partition -> when its end was last reported, unchanged, by the clock of the day, if
+            the log doesn't have that yet.
+        logged_ms: When such reports were last logged, or else the topic's first end, monotonic.
+    """
 
     COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 5)
-    CARRIES = True
+    CARRIED = _END
 
-    __slots__ = ()
+    __slots__ = ("logged_ms", "repeats")
 
-    def note_change(self, end: EndOffset, mono_ms: int, wall_ms: int) -> tuple[Block, int]:
-        """Note that *end* is the latest that was told, as its record says."""
-        found = self.find(end.partition)
-        assert found is not None
-        block, at = found
-        block.cells[at + _CHANGED] = mono_ms - max(wall_ms - end.reported_ms, 0)
-        return found
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeats: dict[int, int] = {}
+        self.logged_ms = 0
 
     def told_ms(self, end: EndOffset) -> int:
-        """Return when *end* was last told, by the clock of the day."""
-        found = self.find(end.partition)
-        if found is None:
-            return end.reported_ms
-        block, at = found
-        cells: array[int] = block.cells
-        return max(end.reported_ms, cells[at + _TOLD])
+        """Return when *end* was last reported, by the clock of the day."""
+        return self.repeats.get(end.partition, end.reported_ms)
+
+    def repeats_to_log(self, mono_ms: int) -> dict[int, int]:
+        """Return what of `repeats` is to be logged by now."""
+        return self.repeats if mono_ms >= self.logged_ms + REPEAT_LOG_MS else {}
 
     def age_ms(self, end: EndOffset, mono_ms: int, wall_ms: int) -> int:
         """Return for how long nobody has told of *end*."""
         found = self.find(end.partition)
-        if found is None:  # Within a minute of the load.
+        if found is None:  # The topic was forgotten a moment ago.
             return max(wall_ms - end.reported_ms, 0)
         block, at = found
         cells: array[int] = block.cells
-        heard_ms = cells[at + _HEARD]
-        return max(mono_ms - (cells[at + _CHANGED] if heard_ms == UNKNOWN else heard_ms), 0)
+        return max(mono_ms - cells[at + _HEARD], 0)
 
     def behind_ms(
         self, ends: Iterable[EndOffset | None], committed: Iterable[int], now_ms: int
@@ -95,13 +104,13 @@ class TopicEnds(Minutes):
             place = -1 if block is None else block.place(end.partition)
             passed_ms = None
             if block is not None and place >= 0:
-                passed_ms = _passed_ms(block, place * step, offset, end.end_offset)
+                passed_ms = _passed_ms(block, place * step, offset, end.end_offset, now_ms)
             found.append(UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0))
         return found
 
 
 class EndsHistory:
-    """The ends of all topics. Soft: it begins anew with every load."""
+    """The ends of all topics. Soft: a load makes it anew of what its log has."""
 
     __slots__ = ("_topics",)
 
@@ -112,45 +121,48 @@ class EndsHistory:
         """Forget a topic."""
         self._topics.pop(topic, None)
 
-    def told(
-        self, topic: str, end: EndOffset, before: EndOffset | None, mono_ms: int, wall_ms: int
-    ) -> None:
-        """Note that *end* was told now, and *before* (it may be the same) the time before."""
-        ends = self._of(topic)
-        found = ends.find(end.partition)
+    def told(self, topic: str, partition: int, end: int, mono_ms: int) -> None:
+        """Note that *end* was reported at *mono_ms*, changed or not."""
+        ends = self._topics.get(topic)
+        if ends is None:
+            ends = self._topics[topic] = TopicEnds()
+            ends.logged_ms = mono_ms
+        if ends.repeats:
+            ends.repeats.pop(partition, None)
+        found = ends.find(partition)
         if found is None:
-            ends.make((end.partition,), mono_ms // MINUTE_MS)
-            found = ends.note_change(before or end, mono_ms, wall_ms)
+            block, at = ends.add(partition, mono_ms // MINUTE_MS)
+            cells = block.cells
+            cells[at + _END] = end
+            cells[at + _CHANGED] = cells[at + _HEARD] = mono_ms
+            return
         block, at = found
         cells = block.cells
-        cells[at + _TOLD], cells[at + _HEARD] = wall_ms, mono_ms
-        if before is None or before.end_offset == end.end_offset:
+        before = cells[at + _END]
+        cells[at + _HEARD] = mono_ms = max(mono_ms, cells[at + _HEARD])
+        if end == before:
             return
-        if end.end_offset < before.end_offset:
+        if block.minute < mono_ms // MINUTE_MS:
+            ends.turn(block, mono_ms // MINUTE_MS)
+        if end < before:
             cells[at : at + SAMPLES_KEPT] = _NO_SAMPLES
             cells[at + _FIRST_END] = UNKNOWN
         else:
             if cells[at + _FIRST_END] == UNKNOWN:
                 cells[at + _FIRST_MS] = cells[at + _CHANGED]
-                cells[at + _FIRST_END] = before.end_offset
-            _straighten(block, at, before.end_offset, end.end_offset, mono_ms)
+                cells[at + _FIRST_END] = before
+            _straighten(block, at, before, end, mono_ms)
         cells[at + _CHANGED] = mono_ms
+        cells[at + _END] = end
 
-    def sample(
-        self, topic: str, ends: Iterable[EndOffset], minute: int, mono_ms: int, wall_ms: int
-    ) -> None:
-        """Note *ends* of a topic as they are when *minute* begins, which is about now."""
-        kept = self._of(topic)
-        by_partition = {end.partition: end for end in ends}
-        numbers = {partition: end.end_offset for partition, end in by_partition.items()}
-        for partition in kept.put(minute, numbers):
-            kept.note_change(by_partition[partition], mono_ms, wall_ms)
+    def repeated(self, topic: str, partition: int, end: int, mono_ms: int, wall_ms: int) -> None:
+        """Note that *end* was reported again just now, which the log may have later."""
+        self.told(topic, partition, end, mono_ms)
+        self._topics[topic].repeats[partition] = wall_ms
 
-    def _of(self, topic: str) -> TopicEnds:
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._topics[topic] = TopicEnds()
-        return found
+    def logged(self, topic: str, mono_ms: int) -> None:
+        """Note that reports that change nothing were logged, the latest of them of *mono_ms*."""
+        self._topics[topic].logged_ms = mono_ms
 
     def of(self, topic: str) -> TopicEnds:
         """Return the history of one topic, an empty one if there is none; not to be kept."""
@@ -175,8 +187,11 @@ def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> No
         cells[slot] = before + more
 
 
-def _passed_ms(block: Block, at: int, committed: int, end: int) -> int | None:
-    """Return when the column at *at* passed *committed*, which is below *end*."""
+def _passed_ms(block: Block, at: int, committed: int, end: int, now_ms: int) -> int | None:
+    """Return when the column at *at* passed *committed*, which is below *end*.
+
+    Of an end that never changed it is known only since when it is there, and that after a minute.
+    """
     cells: array[int] = block.cells
     newest = at + block.minute % SAMPLES_KEPT
     # The last point that isn't above it, and the first one that is: after the newest sample?
@@ -202,7 +217,8 @@ def _passed_ms(block: Block, at: int, committed: int, end: int) -> int | None:
     if before == UNKNOWN:
         before, before_ms = cells[at + _FIRST_END], cells[at + _FIRST_MS]
         if before == UNKNOWN:
-            return known_ms
+            is_known = known_ms is not None or now_ms - after_ms >= MINUTE_MS
+            return after_ms if is_known else None
         if before > committed:
             return before_ms
     return before_ms + (after_ms - before_ms) * (committed - before) // (after - before)

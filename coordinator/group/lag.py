@@ -15,7 +15,7 @@ may be long, so what goes over all groups is an iterator that pauses whenever it
 goes on when everybody else has had theirs. Groups may come and go meanwhile.
 
 Once a minute the sum of each group is noted, so that it can be said how it changes, the lag of each
-of its partitions, and how far each partition reaches. Such samples are soft: they begin anew with
+of its partitions. Such samples are soft: they begin anew with
 every load.
 """
 
@@ -26,7 +26,7 @@ from itertools import chain, groupby, islice
 from math import inf
 from typing import Final, NamedTuple
 
-from coordinator.group.core import Core, Now
+from coordinator.group.core import Core
 from coordinator.group.group import Group
 from coordinator.group.lag_samples import MINUTE_MS, UNKNOWN, LagSamples
 from coordinator.group.minutes import LagCurves
@@ -249,19 +249,6 @@ def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
         elif samples is not None and samples.is_over(minute):
             group.lag_samples = None
         if turn.is_over_after(GROUP_LOOKS):
-            yield
-
-
-def sample_ends(registry: Registry, minute: int, now: Now, turn: Turn) -> Iterator[None]:
-    """Note how far each topic reaches as *minute* begins; pauses whenever *turn* is over."""
-    for topic in list(registry.ends):
-        ends = iter(list(registry.ends_of(topic).values()))
-        while chunk := list(islice(ends, TURN_LOOKS)):
-            if registry.partition_count(topic):  # It may have gone meanwhile.
-                registry.ends_history.sample(topic, chunk, minute, now.mono_ms, now.wall_ms)
-            if turn.is_over_after(len(chunk)):
-                yield
-        if turn.is_over_after(1):
             yield
 
 

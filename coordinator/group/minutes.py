@@ -13,7 +13,7 @@ the first that is noted in a later one turns the whole block to it.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
@@ -47,11 +47,11 @@ class Minutes:
 
     Attributes:
         COLUMN: An empty column. What follows its 60 minutes is left alone.
-        CARRIES: Whether what isn't noted in a minute stays as it was; else it is unknown.
+        CARRIED: The cell with which a minute begins in which nothing is noted; None: unknown.
     """
 
     COLUMN: ClassVar["array[Any]"]
-    CARRIES: ClassVar[bool]
+    CARRIED: ClassVar[int | None]
 
     __slots__ = ("_blocks",)
 
@@ -66,26 +66,22 @@ class Minutes:
         place = block.place(partition)
         return None if place < 0 else (block, place * len(self.COLUMN))
 
-    def make(self, partitions: Iterable[int], minute: int) -> list[int]:
-        """Make the columns of those that have none; return these."""
-        made = [one for one in partitions if self.find(one) is None]
-        missing: dict[int, bytearray] = {}
-        for partition in made:
-            missing.setdefault(partition >> BLOCK_BITS, bytearray()).append(partition & _IN_BLOCK)
-        for number, places in missing.items():
-            block = self._blocks.get(number) or Block(self.COLUMN[:0], minute)
-            self._blocks[number] = block
-            block.places += places
-            # No `extend`, which would take more than is needed.
-            block.cells = block.cells + self.COLUMN * len(places)
-        return made
+    def add(self, partition: int, minute: int) -> tuple[Block, int]:
+        """Make the column of a *partition* that has none; return where it begins."""
+        place = bytes((partition & _IN_BLOCK,))
+        block = self._blocks.get(partition >> BLOCK_BITS)
+        if block is None:
+            block = self._blocks[partition >> BLOCK_BITS] = Block(self.COLUMN[:], minute, place)
+            return block, 0
+        if block.minute < minute:  # The new column has no part in what was before.
+            self.turn(block, minute)
+        at = len(block.cells)
+        block.places += place
+        block.cells.extend(self.COLUMN)
+        return block, at
 
-    def put(self, minute: int, numbers: Mapping[int, float]) -> list[int]:
-        """Note the numbers of some partitions in *minute*, which is no earlier than any noted.
-
-        Return the partitions of which nothing was noted before.
-        """
-        made: list[int] = []
+    def put(self, minute: int, numbers: Mapping[int, float]) -> None:
+        """Note the numbers of some partitions in *minute*, which is no earlier than any noted."""
         slot, step, latest = minute % SAMPLES_KEPT, len(self.COLUMN), -1
         for partition, number in numbers.items():
             if partition >> BLOCK_BITS != latest:
@@ -94,18 +90,16 @@ class Minutes:
                     latest, Block(self.COLUMN[:0], minute)
                 )
                 if block.minute != minute:
-                    self._turn(block, minute)
+                    self.turn(block, minute)
             place = block.place(partition)
-            if place < 0:
-                made += self.make(numbers, minute)
-                place = block.place(partition)
-            block.cells[place * step + slot] = number
-        return made
+            at = self.add(partition, minute)[1] if place < 0 else place * step
+            block.cells[at + slot] = number
 
-    def _turn(self, block: Block, minute: int) -> None:
+    def turn(self, block: Block, minute: int) -> None:
+        """Begin *minute*, and those that were missed before it."""
         cells, step = block.cells, len(self.COLUMN)
-        before = cells[block.minute % SAMPLES_KEPT :: step]
-        if not self.CARRIES:
+        before = cells[self.CARRIED or 0 :: step]
+        if self.CARRIED is None:
             before = self.COLUMN[:1] * len(before)
         for missed in range(max(block.minute, minute - SAMPLES_KEPT) + 1, minute + 1):
             cells[missed % SAMPLES_KEPT :: step] = before
@@ -116,7 +110,7 @@ class LagCurves(Minutes):
     """The lag of each partition of a topic that a group has committed."""
 
     COLUMN = array("f", [UNKNOWN]) * SAMPLES_KEPT
-    CARRIES = False
+    CARRIED = None
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgpack
 
 from coordinator.group import acls, quotas, registry, users
-from coordinator.group.records import Item, Reader, Writer, read_by
+from coordinator.group.records import EntryFields, Item, Reader, Writer, read_by
 
 NodeRecord = registry.TopicRecord | acls.RuleRecord | users.UserRecord | quotas.QuotaRecord
 
@@ -30,10 +30,14 @@ _READERS: Final[Mapping[int, Reader]] = {
 
 
 def pack(records: Sequence[NodeRecord]) -> tuple[int, bytes]:
-    """Return how many entries *records* make, and the msgpack array of them as a batch."""
-    items = [(delta, *_WRITERS[type(record)](record)) for delta, record in enumerate(records)]
+    """Return how many offsets of the log *records* take, and the msgpack array of their entries."""
+    count = 0
+    items: list[tuple[int, *EntryFields]] = []
+    for record in records:
+        items.append((count, *_WRITERS[type(record)](record)))
+        count += len(record.partitions) if isinstance(record, registry.EndsRepeated) else 1
     packed: bytes = msgpack.packb(items)
-    return len(items), packed
+    return count, packed
 
 
 def read_item(item: Item) -> NodeRecord:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from coordinator.group import acls, facts, lag, quotas, registry, users
+from coordinator.group import acls, facts, quotas, registry, users
 from coordinator.group.core import NOBODY, Caller, Handlers, Now, Outcome, Step
 from coordinator.group.node_records import NodeRecord
 from coordinator.group.registry import HardRegistry, Registry
@@ -54,7 +54,6 @@ class NodeShard:
         quotas: How much each may take.
         describe: See `Topics.describe`; likewise ``length``.
         take_changes: See `Topics.take_changes`.
-        sample_ends: See `lag.sample_ends`.
         topic_facts: See `facts.topic_end_facts`.
         storage_full: Whether only what removes goes on.
     """
@@ -71,7 +70,6 @@ class NodeShard:
         self.describe = topics.describe
         self.length = topics.length
         self.take_changes = topics.take_changes
-        self.sample_ends = partial(lag.sample_ends, registry_)
         self.topic_facts = partial(facts.topic_end_facts, registry_)
         self._end_offset = 0
         self._latest: Outcome | None = None  # The decision in the making, see `interrupted`.
@@ -90,6 +88,10 @@ class NodeShard:
         }
 
     # --- life -------------------------------------------------------------------------------
+
+    def begin_replay(self, now: Now) -> None:
+        """Note when what comes is replayed."""
+        self.registry.now_ms = (now.mono_ms, now.wall_ms)
 
     def replay(self, record: NodeRecord) -> None:
         """Apply one record of the log."""

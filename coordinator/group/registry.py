@@ -26,6 +26,7 @@ from protocol.partition import INT32_MAX
 TOPIC: Final = 1010
 TOPIC_END: Final = 1011
 REGISTRY: Final = 1012
+ENDS_REPEATED: Final = 1013
 # The tombstone of a scope, as for groups: everything of the topic that is older is gone.
 TOPIC_FORGOTTEN: Final = GROUP_DELETED
 
@@ -75,6 +76,17 @@ class EndReported(NamedTuple):
     reported_ms: int
 
 
+class EndsRepeated(NamedTuple):
+    """Some partitions of a topic were reported again, and reach as far as before.
+
+    In the log one wide entry stands for all of them.
+    """
+
+    topic: str
+    partitions: tuple[int, ...]
+    reported_ms: tuple[int, ...]  # Of each.
+
+
 class RegistryChanged(NamedTuple):
     """The registry as a whole."""
 
@@ -88,7 +100,7 @@ class TopicForgotten(NamedTuple):
     topic: str
 
 
-TopicRecord = TopicRegistered | EndReported | RegistryChanged | TopicForgotten
+TopicRecord = TopicRegistered | EndReported | EndsRepeated | RegistryChanged | TopicForgotten
 
 
 class TopicChange(NamedTuple):
@@ -231,6 +243,8 @@ class Registry:
 
     Attributes:
         version: Of what is in memory.
+        now_ms: When what comes is replayed, monotonic and by the clock of the day.
+        logs_repeats: Whether all nodes read `EndsRepeated`.
         durable_version: Up to which version the log has it, as `Topics.take_changes` has heard. No
             group takes note of more: its own log may be another one, and a crash leave that longer.
     """
@@ -238,6 +252,8 @@ class Registry:
     def __init__(self, totals: Totals | None = None) -> None:
         """Begin empty; *totals* are of the whole node."""
         self.totals = Totals() if totals is None else totals
+        self.now_ms = (0, 0)
+        self.logs_repeats = True
         self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
         self.reset()
 
@@ -267,6 +283,10 @@ class Registry:
             end = EndOffset(record.partition, record.end_offset, record.reported_ms)
             # Also of a topic not seen yet: its last record may be behind this one.
             self.ends.setdefault(record.topic, {})[record.partition] = end
+            at_ms = self._at_ms(record.reported_ms)
+            self.ends_history.told(record.topic, record.partition, record.end_offset, at_ms)
+        elif type(record) is EndsRepeated:
+            self._repeat(record)
         elif type(record) is TopicRegistered:
             return self._register(record)
         elif type(record) is RegistryChanged:
@@ -279,6 +299,22 @@ class Registry:
             self.ends_history.forget(record.topic)
             self._names = None
         return None
+
+    def _at_ms(self, reported_ms: int) -> int:
+        """Return when something was reported, monotonic, and not later than now."""
+        mono_ms, wall_ms = self.now_ms
+        return mono_ms - max(wall_ms - reported_ms, 0)
+
+    def _repeat(self, record: EndsRepeated) -> None:
+        topic, ends, history = record.topic, self.ends.get(record.topic, {}), self.ends_history
+        for partition, reported_ms in zip(record.partitions, record.reported_ms, strict=True):
+            end = ends.get(partition)
+            if end is None:
+                continue  # A compaction has dropped it, and what it became follows.
+            ends[partition] = EndOffset(partition, end.end_offset, reported_ms)
+            history.told(topic, partition, end.end_offset, self._at_ms(reported_ms))
+        if ends:
+            history.logged(topic, self._at_ms(max(record.reported_ms)))
 
     def _register(self, record: TopicRegistered) -> TopicChange | None:
         before = self.topics.get(record.topic)
@@ -509,6 +545,13 @@ def _write_end(record: EndReported) -> EntryFields:
     return TOPIC_END, RECORD_VERSION, record.topic, (record.partition,), value
 
 
+def _write_repeated(record: EndsRepeated) -> EntryFields:
+    times: Any = record.reported_ms
+    if times.count(times[0]) == len(times):
+        times = times[0]
+    return ENDS_REPEATED, RECORD_VERSION, record.topic, (record.partitions,), (times,)
+
+
 def _read_topic(topic: str, _key: Any, value: Any) -> TopicRecord:
     partition_count, hosts, is_deleted, version, *newer = value
     listed = tuple(PartitionHosts(partition, tuple(names)) for partition, names in hosts)
@@ -520,15 +563,25 @@ def _read_end(topic: str, key: Any, value: Any) -> TopicRecord:
     return EndReported(topic, partition, *value)
 
 
+def _read_repeated(topic: str, key: Any, value: Any) -> TopicRecord:
+    (partitions,), (times,) = key, value
+    times = (times,) * len(partitions) if type(times) is int else times
+    if len(times) != len(partitions) or not times:
+        raise ValueError(f"{len(times)} times of {len(partitions)} partitions")
+    return EndsRepeated(topic, tuple(partitions), tuple(times))
+
+
 WRITERS: Final[Mapping[type, Writer]] = {
     TopicRegistered: _write_topic,
     EndReported: _write_end,
+    EndsRepeated: _write_repeated,
     RegistryChanged: lambda record: (REGISTRY, RECORD_VERSION, "", (), tuple(record)),
     TopicForgotten: lambda record: (TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None),
 }
 READERS: Final[Mapping[int, Reader]] = {
     TOPIC: Reader(_read_topic, OWNED_VERSION),
     TOPIC_END: Reader(_read_end),
+    ENDS_REPEATED: Reader(_read_repeated),
     REGISTRY: Reader(lambda _scope, _key, value: RegistryChanged(*value)),
     TOPIC_FORGOTTEN: Reader(lambda topic, _key, _value: TopicForgotten(topic)),
 }

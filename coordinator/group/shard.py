@@ -193,6 +193,9 @@ class GroupShard:
     def caught_up(self) -> None:
         """Do nothing: nobody looks at groups that another node serves."""
 
+    def begin_replay(self, now: Now) -> None:
+        """Do nothing: what is replayed here has its times in itself."""
+
     def loaded(self, now: Now) -> list[Outcome]:
         """Start to serve what was replayed; return what there is to keep and tell.
 

@@ -17,6 +17,7 @@ from coordinator.group.core import Handlers, Step
 from coordinator.group.lag import STEP_LOOKS, numbers_in_order
 from coordinator.group.registry import (
     EndReported,
+    EndsRepeated,
     InvalidPattern,
     Registry,
     RegistryChanged,
@@ -142,6 +143,7 @@ class Topics:
 
     def _emit(self, step: Step, record: TopicRecord) -> None:
         step.outcome.records.append(record)
+        self.registry.now_ms = (step.now.mono_ms, step.now.wall_ms)
         change = self.registry.replay(record)
         if change is not None:
             self._changes.append(change)
@@ -280,6 +282,7 @@ class Topics:
             topic = ends.topic
             count = registry.partition_count(topic)
             checked = []
+            is_repeated = False
             for end in ends.partitions:
                 partition, end_offset = end.partition, end.end_offset
                 error = _OK
@@ -287,16 +290,17 @@ class Topics:
                 if partition >= count:
                     error = _UNKNOWN_TOPIC
                 elif before is not None and before.end_offset == end_offset:
-                    history.told(topic, before, before, now.mono_ms, now.wall_ms)
+                    history.repeated(topic, partition, end_offset, now.mono_ms, now.wall_ms)
+                    is_repeated = True
                 elif step.storage_full:
                     error = _FULL
                 else:
-                    record = EndReported(topic, partition, end_offset, now.wall_ms)
-                    self._emit(step, record)
-                    history.told(
-                        topic, registry.ends[topic][partition], before, now.mono_ms, now.wall_ms
-                    )
+                    self._emit(step, EndReported(topic, partition, end_offset, now.wall_ms))
                 checked.append(PartitionResult(partition, error))
+            if is_repeated and registry.logs_repeats and not step.storage_full:
+                repeats = history.of(topic).repeats_to_log(now.mono_ms)
+                if repeats:
+                    self._emit(step, EndsRepeated(topic, tuple(repeats), tuple(repeats.values())))
             results.append(TopicResult(topic, tuple(checked)))
         return ReportEndOffsetsResponse(_OK, tuple(results))
 

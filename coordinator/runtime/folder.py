@@ -22,7 +22,7 @@ class Folder:
         last_wait_s: See `FlushLog`.
         end_round: None: nothing is done then.
         health: See `Store`; likewise ``cluster_id``, ``num_partitions``, ``refuses``,
-            ``is_exhausted`` and ``alarm_bytes``.
+            ``is_exhausted``, ``logs_repeats`` and ``alarm_bytes``.
         append_packed: See `Journal`; likewise ``end_offset``, ``take_flush``, ``load``,
             and ``load_partition``.
         reading: See `Readers.reading`.
@@ -42,6 +42,7 @@ class Folder:
         self.logs: Sequence[Log] = (self,)
         self.replays: Sequence[ReplayLog] = (self,)
         self.is_fenced = False
+        self.logs_repeats = True
         self.end_round = None
         self.cluster_id = journal.meta.cluster_id
         self.num_partitions = journal.meta.num_partitions

@@ -12,7 +12,6 @@ import trio
 from coordinator.group.core import Now
 from coordinator.group.lag import Turn
 from coordinator.group.lag_samples import MINUTE_MS
-from coordinator.group.node_shard import NodeShard
 from coordinator.group.scans import Cursor, decode_cursor
 from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, CallQueue, gather_lists
@@ -31,21 +30,18 @@ _NUMBERS_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 9
 
 Shard = ShardRunner[GroupShard]
-Topics = ShardRunner[NodeShard]
 
 
 class GroupLags:
-    """Answers SummarizeGroups, and has all ends and lags noted every minute."""
+    """Answers SummarizeGroups, and has all lags noted every minute."""
 
     def __init__(
         self,
-        topics: Topics,
         shards: Sequence[Shard],
         now: Callable[[], Now],
         *,
         max_response_bytes: int,
     ) -> None:
-        self._topics = topics
         self._shards = shards
         self._now = now
         self._page_bytes = min(PAGE_BYTES, max_response_bytes // 2)
@@ -121,15 +117,12 @@ class GroupLags:
         return share
 
     async def run_sampling(self) -> None:
-        """Have all ends and lags noted as every minute begins, until cancelled."""
+        """Have all lags noted as every minute begins, until cancelled."""
         turn = Turn()
         while True:
             minute = self._now().mono_ms // MINUTE_MS + 1
             # A little more: in floating point, the minute may read as not quite over.
             await trio.sleep_until(minute * MINUTE_MS / 1000 + 0.0005)
-            if self._topics.is_whole:
-                for _ in self._topics.core.sample_ends(minute, self._now(), turn):
-                    await trio.lowlevel.checkpoint()
             for shard in self._shards:
                 if shard.status is Status.FOLLOWING:
                     continue

@@ -172,6 +172,10 @@ class Store(Protocol):
         """Whether generations and assignments are to be refused, too."""
 
     @property
+    def logs_repeats(self) -> bool:
+        """Whether all nodes read what entries of format 2 have, see `cluster.entries`."""
+
+    @property
     def alarm_bytes(self) -> int:
         """With so much to be written, look again at once."""
 

@@ -169,7 +169,6 @@ class Node:
             environment, max_response_bytes=group_config.max_response_bytes
         )
         self.group_lags = GroupLags(
-            self.registry,
             self.shards,
             environment.now,
             max_response_bytes=group_config.max_response_bytes,
@@ -216,6 +215,7 @@ class Node:
 
     def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request about what is the node's own, and have told whoever is concerned."""
+        self.registry.core.registry.logs_repeats = self._store.logs_repeats
         try:
             self.registry.handle(request, token, caller, now)
         finally:

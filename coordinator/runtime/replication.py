@@ -386,6 +386,11 @@ class Replication:
             self._purged_asked[log] = version
             self.do(journal.set_purged(version))
 
+    @property
+    def logs_repeats(self) -> bool:
+        """See `Store.logs_repeats`."""
+        return self.machine.journals[0].format > 1
+
     # --- room ---------------------------------------------------------------------------
 
     @property

@@ -54,6 +54,7 @@ class Services(Protocol):
     """What a shard needs of its node."""
 
     commit_timeout_ms: int
+    now: Callable[[], Now]
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """The timer task may have to wake before it planned to."""
@@ -88,6 +89,9 @@ class Core(Protocol):
 
     def end_offset(self, group_id: str) -> int:
         """Return the end offset of a group's last entry."""
+
+    def begin_replay(self, now: Now) -> None:
+        """Note when what comes is replayed."""
 
     def replay(self, record: Any) -> None:
         """Apply one record of the log."""
@@ -471,6 +475,7 @@ class ShardRunner(Generic[C]):
 
     def replay(self, items: Iterable[Item]) -> None:
         """Load entries of the log. Raises RecordError on one that this code can't know."""
+        self.core.begin_replay(self._services.now())
         replay, read_item = self.core.replay, self._read_item
         for item in items:
             replay(read_item(item))

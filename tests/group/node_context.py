@@ -1,6 +1,7 @@
 """The node's own shard beside its log: memory is the fold of it, compacted or not."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from coordinator.group.core import Caller, Event, Now
 from coordinator.group.node_records import NodeRecord, read_item
 from coordinator.group.node_shard import HardNode, NodeShard
-from coordinator.group.registry import Registry, TopicForgotten
+from coordinator.group.registry import EndsRepeated, Registry, TopicForgotten
 from protocol.codec import encode
 from protocol.messages import (
     DescribeAclsRequest,
@@ -42,13 +43,21 @@ def replayed(records: Iterable[NodeRecord]) -> HardNode:
 def last_per_key(records: Iterable[Kept]) -> list[Kept]:
     """Return what compaction keeps of *records*: the last of each key, no scope's past."""
     kept: dict[tuple[object, ...], Kept] = {}
-    for record in records:
+    for record in chain.from_iterable(map(singles, records)):
         type_, _, scope, key, _ = node_entry(record)
         if type(record) is TopicForgotten:
             kept = {k: r for k, r in kept.items() if k[0] != scope}
         kept.pop((scope, type_, key), None)
         kept[scope, type_, key] = record
     return list(kept.values())
+
+
+def singles(record: Kept) -> Iterable[Kept]:
+    """Return *record* as one for each key of the log that it stands for."""
+    if not isinstance(record, EndsRepeated):
+        return (record,)
+    pairs = zip(record.partitions, record.reported_ms, strict=True)
+    return [record._replace(partitions=(p,), reported_ms=(at_ms,)) for p, at_ms in pairs]
 
 
 def without_tombstones(records: Iterable[NodeRecord]) -> list[NodeRecord]:

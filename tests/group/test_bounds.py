@@ -8,7 +8,8 @@ import pytest
 from coordinator.group.core import PARTITIONS_NAMED_MAX, GroupConfig
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
-from coordinator.group.registry import EndReported
+from coordinator.group.registry import EndReported, EndsRepeated
+from coordinator.group.topics import PARTITIONS_MAX
 from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import LeavingMember, SyncGroupRequest
 from protocol.partition import INT32_MAX, INT64_MAX
@@ -37,6 +38,14 @@ def test_the_largest_report_of_end_offsets_is_one_batch() -> None:
     largest = node_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
 
     assert len(msgpack.packb((INT32_MAX, *largest))) * REQUEST_PARTITIONS_MAX < BATCH_BYTES_MAX
+
+
+def test_the_largest_note_of_ends_that_stay_is_one_batch() -> None:
+    """Of all partitions of the largest topic, each reported at another time."""
+    partitions = tuple(range(PARTITIONS_MAX))
+    largest = EndsRepeated("t" * 249, partitions, tuple(INT64_MAX - p for p in partitions))
+
+    assert len(msgpack.packb((INT32_MAX, *node_entry(largest)))) < BATCH_BYTES_MAX // 4
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -11,6 +11,7 @@ from coordinator.group.records import MalformedRecord, UnknownRecord
 from coordinator.group.registry import (
     CHANGES_SLACK,
     EndReported,
+    EndsRepeated,
     Registry,
     RegistryChanged,
     TopicChange,
@@ -35,6 +36,9 @@ RECORDS: list[TopicRecord] = [
     TopicRegistered("u", 2, (), False, 8, is_observed=True),
     TopicRegistered("v", 2, (), False, 8, owner="User:alice"),
     EndReported("t", 1, 2**63 - 1, 1_700),
+    EndsRepeated("t", (0, 3), (1_700, 1_700)),
+    EndsRepeated("t", (3,), (1_701,)),
+    EndsRepeated("t", (0, 3), (1_700, 1_701)),
     RegistryChanged(9, 8),
     TopicForgotten("t"),
 ]
@@ -56,6 +60,9 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
         (1010, 1, "u", ()),
         (1010, 2, "v", ()),
         (1011, 0, "t", (1,)),
+        (1013, 0, "t", ((0, 3),)),
+        (1013, 0, "t", ((3,),)),
+        (1013, 0, "t", ((0, 3),)),
         (1012, 0, "", ()),
         (1001, 0, "t", ()),
     ]
@@ -304,7 +311,7 @@ def test_a_topic_that_a_consumer_told_of_is_deleted_as_any_other() -> None:
     assert observe(context, t=1) == [1]
 
 
-def test_end_offsets_may_go_back_and_the_same_one_writes_nothing() -> None:
+def test_end_offsets_may_go_back_and_the_same_one_writes_little() -> None:
     """A source that was made anew starts again; a reporter that repeats itself fills no disk."""
     context = TopicsContext()
     context.register({"t": 2})
@@ -322,6 +329,17 @@ def test_end_offsets_may_go_back_and_the_same_one_writes_nothing() -> None:
         EndOffset(0, 4, context.wall_ms),
         EndOffset(1, 0, context.wall_ms - 1),
     )
+
+    for _ in range(60):
+        context.advance(1_000)
+        context.report("t", {0: 4, 1: 0})
+
+    repeated = context.topic_records[written:]
+    assert [type(record) for record in repeated] == [EndsRepeated] * 6
+    context.topics.storage_full = True
+    context.advance(10_000)
+    assert context.report("t", {0: 4, 1: 0}) == [0, 0]
+    assert len(context.topic_records) == written + 6
 
 
 def test_end_offsets_of_a_forgotten_topic_are_not_those_of_the_next_one() -> None:

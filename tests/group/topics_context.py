@@ -66,6 +66,7 @@ class TopicsContext(Context):
         """Lose all soft state, of the registry first, as a node loads it first."""
         self.topics = NodeShard(Registry())
         records = self.topic_records
+        self.topics.begin_replay(self.now)
         for record in last_per_key(records) if is_compacted else records:
             self.topics.replay(roundtrip(record))
         assert self.topics.loaded(self.now) == []

@@ -61,17 +61,13 @@ def registry_of(
     With *behind_ms* they reached half as far so long ago, and stood still until now.
     """
     made = Registry()
+    made.now_ms = (NOW.mono_ms, NOW_MS)
     for version, (name, ends) in enumerate(topics.items(), 1):
         made.replay(TopicRegistered(name, max(len(ends), 1), (), False, version))
         for at, last in enumerate(ends):
-            made.replay(EndReported(name, at, last, told_ms))
             if behind_ms:
-                before = EndOffset(at, last // 2, told_ms - behind_ms)
-                at_ms = NOW.mono_ms - (NOW_MS - told_ms)
-                then_ms = at_ms - behind_ms
-                made.ends_history.told(name, before, None, then_ms, told_ms - behind_ms)
-                end = EndOffset(at, last, told_ms)
-                made.ends_history.told(name, end, before, at_ms, told_ms)
+                made.replay(EndReported(name, at, last // 2, told_ms - behind_ms))
+            made.replay(EndReported(name, at, last, told_ms))
     return made
 
 

@@ -623,7 +623,7 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old node would end at the first entry that it can't read."""
-    monkeypatch.setattr(entries, "FORMATS", (1, 2))
+    monkeypatch.setattr(entries, "FORMATS", (1, 3))
     async with cluster() as here:
         journal = here.leader_of("g").node.shard_of("g").partition % JOURNALS
         for number in sorted(here.hosts):
@@ -631,7 +631,7 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
             await old.stop()
             here.end_session(old)
             here.kill(old)
-            here.formats = (1, 2)
+            here.formats = (1, 3)
             new = here.start(number)
             await until(lambda: here.is_settled)
             await trio.sleep(1)  # All have heard that it is ready.
@@ -643,17 +643,17 @@ async def test_a_rolling_upgrade_writes_what_every_node_reads(
             assert await error_of(new.connect(), commit(number)) == 0
 
         assert await fetched(new.connect()) == number
-        assert formats_of(here, journal) == [1, 1, 2]
+        assert formats_of(here, journal) == [2, 2, 3]
 
 
 async def test_an_old_node_that_has_only_lost_its_session_comes_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it was away all others read a newer format; it ended at the first entry in that."""
-    monkeypatch.setattr(entries, "FORMATS", (1, 2))
+    monkeypatch.setattr(entries, "FORMATS", (1, 3))
     async with cluster(nodes=1) as here:
         (old,) = here.hosts.values()
-        here.formats = (1, 2)
+        here.formats = (1, 3)
         new = here.start(77)
         await until(lambda: here.is_settled)
         journal = old.node.shard_of("g").partition % JOURNALS
@@ -684,13 +684,13 @@ async def test_a_release_that_reads_nothing_of_the_others_is_refused(
 
     async def start_one() -> None:
         async with cluster() as here:
-            here.formats = (2, 3)
+            here.formats = (3, 4)
             here.start(4)
             await trio.sleep(1)
 
     refusal = await refusal_of(start_one)
 
-    assert "this release 2 to 3: an upgrade has to go by a release that reads both" in refusal
+    assert "this release 3 to 4: an upgrade has to go by a release that reads both" in refusal
 
 
 async def test_a_node_that_comes_back_at_another_port_waits_for_its_former_session(

@@ -50,6 +50,7 @@ class Folders:
         self.cluster_id = folders[0].cluster_id
         self.num_partitions = folders[0].num_partitions
         self.refuses = self.is_exhausted = False
+        self.logs_repeats = True
         self.alarm_bytes = 1_000_000
 
     def begin(self) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
@@ -12,6 +13,8 @@ from trio.testing import MockClock
 
 from client.operators import offsets_of_page
 from coordinator.group.core import Caller
+from coordinator.group.ends_history import REPEAT_LOG_MS
+from coordinator.group.lag import Turn
 from coordinator.group.registry import Registry, TopicChange
 from coordinator.log.format import Entry
 from coordinator.runtime import offset_changes
@@ -71,6 +74,26 @@ async def test_topics_survive_a_restart_with_their_end_offsets(autojump_clock: M
         assert isinstance(answer2, m.DescribeTopicsResponse)
         assert ["a", "b"] == [topic.topic for topic in answer2.topics]
         assert [77] == [end.end_offset for end in answer2.topics[0].end_offsets]
+
+
+async def test_ends_are_as_old_after_a_restart_as_before(autojump_clock: MockClock) -> None:
+    """An idle topic that is looked at each second has an alert for who believes otherwise."""
+    disk = Disk()
+    report = m.ReportEndOffsetsRequest((m.TopicEnds("idle", (m.PartitionEnd(0, 7),)),))
+    async with world(disk=disk) as w:
+        client = w.connect()
+        await client.ask(registration(idle=1))
+        for _ in range(600):
+            await client.ask(report)
+            await trio.sleep(1)
+    disk.kill()
+
+    async with world(disk=disk) as w:
+        now = w.node.now()
+        (found,) = w.node.registry.core.topic_facts(now, Turn())
+
+    assert found is not None
+    assert found.age_ms <= REPEAT_LOG_MS + 1_000
 
 
 async def test_a_topic_is_not_told_before_it_is_durable(autojump_clock: MockClock) -> None:

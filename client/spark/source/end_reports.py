@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 # How often ends are reported, at most.
 PERIOD_S: Final = 1.0
 # An end that stays is told again after so long, while it is looked at: else nobody knows whether
-# the topic is quiet, or nobody looks. It is not written to the coordinator's log. A report repeats
-# at most so many ends.
+# the topic is quiet, or nobody looks. A report repeats at most so many ends.
 REPEAT_S: Final = 60.0
 REPEATS_MAX: Final = 1_000
 # How long to wait after a failure: lag is worth no load on a coordinator in trouble.
