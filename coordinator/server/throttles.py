@@ -182,8 +182,8 @@ class Throttle:
         self._bytes = self._rate(BYTE_RATE, 1, self._bytes)
         self._time = self._rate(REQUEST_PERCENTAGE, _PERCENT_US, self._time)
         self._is_timed = self._time.rate != _UNLIMITED
-        for session in self._sessions:
-            session.time_turns(is_timed=self._is_timed)
+        for session in list(self._sessions):
+            attempt(session, partial(session.time_turns, is_timed=self._is_timed))
 
     def _rate(self, key: str, unit: int, before: Rate) -> Rate:
         """Return what a quota allows; what is owed at another rate is forgiven."""

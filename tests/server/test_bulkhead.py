@@ -354,12 +354,12 @@ def scenes(place: Place) -> Iterator[Scene]:
     """Yield all scenes that can be played here."""
     # A third listener would have both a log-in and TLS.
     for listener in (*range(min(2, len(place.world.listeners))), None):
+        if listener == 1:
+            yield Scene(listener, "stalled")
         for end in ENDS:
             yield Scene(listener, end)
         if place.headers and listener is not None:
             yield Scene(listener, "muted")
-        if listener == 1:
-            yield Scene(listener, "stalled")
 
 
 def _join(instance: str, pattern: str | None = None) -> m.JoinGroupRequest:
