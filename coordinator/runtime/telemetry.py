@@ -29,7 +29,7 @@ _KEY_MASK: Final = 2**KEY_BITS - 1
 # Reasons are there from the start: what appears with its first value has no increase until the
 # second one.
 REFUSED: Final = ("malformed", "unsupported", "too_large", "parked_limit", "failed")
-CONNECTIONS_CLOSED: Final = (
+HTTP_CONNECTIONS_CLOSED: Final = (
     "peer",
     "idle",
     "slow_reader",
@@ -37,9 +37,9 @@ CONNECTIONS_CLOSED: Final = (
     "malformed",
     "unauthenticated",
     "failed",
-    "starting",
     "shutdown",
 )
+CONNECTIONS_CLOSED: Final = (*HTTP_CONNECTIONS_CLOSED, "starting")
 CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "quota", "descriptors")
 # Work for clients, by which failures are counted.
 CONNECTIONS_FAILED: Final = ("accept", "handshake", "session", "http", "events")
@@ -108,7 +108,7 @@ class Telemetry:
         self.handshakes: dict[str, int] = {}
         self.log_ins: dict[tuple[str, str], int] = {}
         self.http: dict[tuple[str, int], int] = {}
-        self.http_connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
+        self.http_connections_closed = dict.fromkeys(HTTP_CONNECTIONS_CLOSED, 0)
         self.http_connections_refused = dict.fromkeys(HTTP_CONNECTIONS_REFUSED, 0)
 
     def told_to_wait(self, principal: str, wait_ms: int) -> None:
