@@ -19,6 +19,7 @@ from coordinator.log.errors import LogLocked, LogRefused, SyncFailed
 LOCK_NAME: Final = "lock"
 _FILE_MODE: Final = 0o640
 _READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
+_DESCRIPTOR_TRIES: Final = 300  # Some five minutes.
 
 
 class File(Protocol):
@@ -207,16 +208,21 @@ class OsDirectory:
     """A folder of the file system; it is made if it isn't there."""
 
     last_sync_s = 0.0
+    _sleep: Callable[[float], None] | None = None
 
     def __init__(
-        self, path: str | os.PathLike[str], clock_s: Callable[[], float] = lambda: 0.0
+        self,
+        path: str | os.PathLike[str],
+        clock_s: Callable[[], float] = lambda: 0.0,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """Open the folder; without *clock_s* nothing takes any time.
+        """Open the folder; without *clock_s* nothing takes any time, without *sleep* none waits.
 
         Raises:
             LogRefused: It can't be made, or is not a folder that this user can use.
         """
         self.clock_s = clock_s
+        self._sleep = sleep
         self._path = Path(path)
         self._lock_path = os.fspath(self._path / LOCK_NAME)
         self._lock: int | None = None
@@ -334,11 +340,11 @@ class OsDirectory:
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return OsFile(os.open(path, flags, _FILE_MODE), self)
+        return OsFile(self._open(path, flags), self)
 
     def open_write(self, name: str) -> File:
         """Open without O_CREAT."""
-        return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC), self)
+        return OsFile(self._open(self._path / name, os.O_WRONLY | os.O_CLOEXEC), self)
 
     def open_overwrite(self, name: str) -> Overwritten:
         """Open for reading, too: memory can't be mapped otherwise."""
@@ -362,7 +368,25 @@ class OsDirectory:
 
     def sync(self, folder: str = "") -> None:
         """Sync the folder itself, which is where names are kept."""
-        _sync_folder(self._path / folder)
+        descriptor = self._open(self._path / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, path: Path, flags: int) -> int:
+        """Open what is written or synced; without a descriptor, wait for one.
+
+        A roll, or a change of the manifest, may be half done: it goes on where it was.
+        """
+        for tries in range(_DESCRIPTOR_TRIES):
+            try:
+                return os.open(path, flags, _FILE_MODE)
+            except OSError as exc:
+                if exc.errno not in {errno.EMFILE, errno.ENFILE} or self._sleep is None:
+                    raise
+            self._sleep(min(1.0, 0.01 * 2 ** min(tries, 7)))
+        return os.open(path, flags, _FILE_MODE)
 
     def free_bytes(self) -> int:
         """Return what an unprivileged process may still use."""

@@ -219,7 +219,7 @@ class FolderLogs:
     ) -> None:
         """Open and recover it. Raises LogError, OSError."""
         self._journal = journal = Journal(
-            OsDirectory(data_dir, time.perf_counter),
+            OsDirectory(data_dir, time.perf_counter, time.sleep),
             num_partitions=settings.offsets_topic_num_partitions,
             segment_bytes=settings.offsets_topic_segment_bytes,
             node_id=settings.node_id,

@@ -142,6 +142,25 @@ def test_a_statfs_of_the_kernel_that_fails_ends_nothing(tmp_path: Path) -> None:
         assert one.stop() == 0
 
 
+def test_a_manifest_for_which_no_descriptor_is_left_waits_for_one(tmp_path: Path) -> None:
+    """Injected by strace, a few times in a row: at the start and at rolls, and commits go on."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    inject = "inject=openat:error=EMFILE:when=1..5"
+    paths = ("-P", str(tmp_path / "manifest.tmp"))
+    traced = [strace, "-D", "-f", "-q", "-o", "/dev/null", *paths, "-e", "trace=openat"]
+    with daemon(tmp_path, SMALL_SEGMENTS, prefix=[*traced, "-e", inject]) as one:
+        until(lambda: one.events("ready") or one.process.poll() is not None, "start or end")
+        if one.stray and "ptrace" in one.stray[0].lower():
+            pytest.skip(f"no process may be traced here: {one.stray[0]}")
+        with one.connect() as connection:
+            for offset in range(100):
+                assert commit(connection, offset) == 0
+        assert one.stop() == 0
+    assert len([*tmp_path.glob("*.segment")]) > 1
+
+
 def test_a_disk_that_runs_full_refuses_commits_until_there_is_room(small_disk: Path) -> None:
     """Definitely not applied; reads go on, and nobody has to restart it."""
     data = small_disk / "data"

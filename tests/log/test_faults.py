@@ -1,6 +1,7 @@
 """Every call that fails, on the real file system: nothing acknowledged is lost by it."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
 from tests.log.faults import ERRORS, Faults, FaultyDirectory
-from tests.log.helpers import CLUSTER_ID, SECRET, append, flush, replayed
+from tests.log.helpers import CLUSTER_ID, SECRET, append, events_of, flush, replayed
 
 FLUSHES = 8
 
@@ -108,3 +109,42 @@ def test_a_failed_log_never_tries_again(tmp_path: Path) -> None:
 
     assert len(faults.calls) == calls
     assert not (tmp_path / "clean").exists()
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("tries", [1, 40])
+def test_without_a_descriptor_a_roll_and_the_manifest_wait_for_one(
+    tmp_path: Path, error: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients may have taken them all: whichever call meets that, nothing fails or is lost."""
+    real = os.open
+    calls: list[str] = []
+    pauses: list[float] = []
+    failing = range(0)
+
+    def opened_or_not(path: Path, *how: int) -> int:
+        calls.append(str(path))
+        if len(calls) - 1 in failing:
+            raise OSError(error, os.strerror(error), str(path))
+        return real(path, *how)
+
+    number = 0
+    while number == 0 or len(pauses) == tries:
+        journal = opened(OsDirectory(tmp_path / str(number), sleep=pauses.append))
+        calls.clear()
+        pauses.clear()
+        failing = range(number, number + tries)
+        with monkeypatch.context() as patched:
+            patched.setattr("os.open", opened_or_not)
+            for written in range(FLUSHES):
+                append(journal, written % 4, written)
+                flush(journal)
+            journal.close(clean=True)
+        assert all(0 < pause <= 1 for pause in pauses)
+        journal = opened(OsDirectory(tmp_path / str(number)))
+        assert replayed(journal) == list(range(FLUSHES))
+        assert "log.recovered_after_unclean_stop" not in events_of(journal)
+        journal.close(clean=True)
+        number += 1
+    assert number > 10
+    assert pauses == []
