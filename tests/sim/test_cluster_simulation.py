@@ -79,6 +79,14 @@ def _believe_what_is_registered(patch: pytest.MonkeyPatch) -> None:
             node._send(Announce(node._registered))
 
     patch.setattr(ClusterNode, "_announce", announce)
+    register = ClusterNode._register
+
+    def register_once(node: ClusterNode) -> None:
+        """Don't mend it either, where the registration ends with the former life's session."""
+        if node._me is None:
+            register(node)
+
+    patch.setattr(ClusterNode, "_register", register_once)
 
 
 def _miss_a_batch(patch: pytest.MonkeyPatch) -> None:
