@@ -257,6 +257,11 @@ class NodeProcess:
             for line in daemon.events("group.member_removed")
             if line["client_id"].startswith("steady") and line["reason"] != "left"
         ]
+        world.evictions += [
+            line
+            for line in daemon.events("group.rebalance_started")
+            if line["group"].startswith("steady") and line["trigger"] == "topics changed"
+        ]
         if status not in self._may_end:
             told = "".join(daemon.stray)[-3_000:] or str(daemon.lines[-3:])
             world.violate("end", f"node {self.number} ended with {status}: {told}")
@@ -299,7 +304,7 @@ class ClusterWorld(BaseWorld):
     """What clients live in: see `tests.sim.workload.Surroundings`.
 
     Attributes:
-        evictions: Of steady members.
+        evictions: Of steady members, and rebalances of theirs that topics have brought about.
     """
 
     def __init__(
