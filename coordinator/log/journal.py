@@ -351,14 +351,23 @@ class Journal:
         acknowledged. A look before the sync would prove nothing.
 
         Raises:
-            LogFailed: It isn't. Nothing may be acknowledged any more; the process must end.
+            LogFailed: It isn't, or two looks failed. Nothing may be acknowledged any more; the
+                process must end.
         """
-        if self._failure is None and not self.directory.is_ours():
-            self._failure = FolderLost(
-                "the lock file of the data folder was removed or replaced: another process may "
-                "have opened the folder"
-            )
-            raise self._failure
+        if self._failure is not None:
+            return
+        for _ in range(2):  # A moment without answers may be over; the event loop can't wait.
+            try:
+                if self.directory.is_ours():
+                    return
+                lost = "was removed or replaced"
+                break
+            except OSError as exc:
+                lost = f"can't be seen ({exc})"
+        self._failure = FolderLost(
+            f"the lock file of the data folder {lost}: another process may have opened the folder"
+        )
+        raise self._failure
 
     def read(
         self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None

@@ -155,9 +155,16 @@ def _open_in_what_room_there_is(directory: Directory, expected: Expected) -> Ope
 
 
 def lacks_ballast(directory: Directory) -> bool:
-    """Say whether there is room for more ballast than is there. Raises OSError."""
-    is_whole = directory.exists(BALLAST_NAME) and directory.size(BALLAST_NAME) == BALLAST_BYTES
-    return not is_whole and free_bytes(directory) >= ROOMY_BYTES
+    """Say whether there is room for more ballast than is there."""
+    return _ballast_bytes(directory) != BALLAST_BYTES and free_bytes(directory) >= ROOMY_BYTES
+
+
+def _ballast_bytes(directory: Directory) -> int:
+    """Return the size of the ballast, -1 for none; a whole one if it can't be seen now."""
+    try:
+        return directory.size(BALLAST_NAME) if directory.exists(BALLAST_NAME) else -1
+    except OSError:
+        return BALLAST_BYTES
 
 
 def free_bytes(directory: Directory) -> int:
@@ -175,10 +182,10 @@ def take_ballast(directory: Directory) -> None:
         OSError: The disk fails; a full one doesn't count.
     """
     is_roomy = free_bytes(directory) >= ROOMY_BYTES
-    if directory.exists(BALLAST_NAME):
-        size_bytes = directory.size(BALLAST_NAME)
-        if size_bytes == BALLAST_BYTES or (size_bytes == START_BYTES and not is_roomy):
-            return
+    size_bytes = _ballast_bytes(directory)
+    if size_bytes == BALLAST_BYTES or (size_bytes == START_BYTES and not is_roomy):
+        return
+    if size_bytes >= 0:
         directory.remove(BALLAST_NAME)  # Too little, or a crash came between.
     try:
         file = directory.create(BALLAST_NAME)

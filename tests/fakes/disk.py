@@ -80,9 +80,11 @@ class Disk:
         self.free_bytes = total_bytes
         self.limit_bytes: int | None = None
         self.room_errno = 0  # With which a look at the room fails, 0 for none.
+        self.look_errnos: dict[str, list[int]] = {}  # With which the next looks at a file fail.
         self.operations: list[str] = []
         self.crash_at: int | None = None
         self.fail_at: int | None = None
+        self.fails_again = False
         self.fail_errno = errno.EIO
         self.crashed = False
         self._folders: dict[str, _Folder] = {"": _Folder()}
@@ -101,11 +103,20 @@ class Disk:
         return DiskDirectory(self)
 
     def plan(
-        self, *, crash_at: int | None = None, fail_at: int | None = None, error: int = errno.EIO
+        self,
+        *,
+        crash_at: int | None = None,
+        fail_at: int | None = None,
+        error: int = errno.EIO,
+        fails_again: bool = False,
     ) -> None:
-        """Crash at, or fail, the operation with that number, counted from here on."""
+        """Crash at, or fail, the operation with that number, counted from here on.
+
+        With *fails_again*, the same operation fails for good from there on.
+        """
         self.operations = []
         self.crash_at, self.fail_at, self.fail_errno = crash_at, fail_at, error
+        self.fails_again = fails_again
 
     def kill(self) -> None:
         """End the process, not the machine: what it wrote stays in memory."""
@@ -220,8 +231,17 @@ class Disk:
         if number == self.crash_at:
             self.crashed = True
             raise CrashNow(operation)
-        if number == self.fail_at:
-            raise OSError(self.fail_errno, "planned failure", operation)
+        if self.fail_at is not None and (
+            number == self.fail_at
+            or (self.fails_again and operation in self.operations[self.fail_at : number][:1])
+        ):
+            error = SyncFailed if operation.startswith("sync") else OSError
+            raise error(self.fail_errno, "planned failure", operation)
+
+    def look(self, name: str) -> None:
+        """Fail a look at a file, if the test says so."""
+        if self.look_errnos.get(name):
+            raise OSError(self.look_errnos[name].pop(0), "planned failure", name)
 
     def acquire(self, holder: "DiskDirectory") -> None:
         """Take the folder's lock."""
@@ -292,9 +312,9 @@ class DiskFile:
         inode = self._inode
         try:
             self._directory.step(f"sync {self._name}")
-        except OSError as exc:
+        except SyncFailed:
             inode.pending = []
-            raise SyncFailed(*exc.args) from exc
+            raise
         # What an earlier sync lost stays lost, and is a hole of zeros if more comes behind it.
         inode.sync()
 
@@ -339,6 +359,7 @@ class DiskDirectory:
 
     def is_ours(self) -> bool:
         """Say whether this process has the lock, and nobody took it away."""
+        self._disk.look("lock")
         return self._disk.is_held_by(self)
 
     def unlock(self) -> None:
@@ -357,6 +378,7 @@ class DiskDirectory:
 
     def size(self, name: str) -> int:
         """Return the size as this process sees it."""
+        self._disk.look(name)
         return len(self._inode(name).content)
 
     def read(self, name: str, start: int = 0, size_bytes: int | None = None) -> bytes:
@@ -418,6 +440,7 @@ class DiskDirectory:
 
     def exists(self, name: str) -> bool:
         """Return whether the file is there."""
+        self._disk.look(name)
         folder, base = self._disk.locate(name)
         return base in folder.names
 

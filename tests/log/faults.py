@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.log.directory import File, OsDirectory, Overwritten
+from coordinator.log.errors import SyncFailed
 
 # What a write, a sync or a rename can end with, on a real disk.
 ERRORS: Final = (errno.EIO, errno.ENOSPC)
@@ -23,7 +24,8 @@ class Faults:
         """Count a call, or fail it."""
         self.calls.append(call)
         if len(self.calls) - 1 == self.fail_at:
-            raise OSError(self.error, os.strerror(self.error), call)
+            error = SyncFailed if call in {"fdatasync", "fsync"} else OSError
+            raise error(self.error, os.strerror(self.error), call)
 
 
 class FaultyFile:

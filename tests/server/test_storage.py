@@ -310,6 +310,72 @@ async def test_a_start_does_not_need_to_see_the_room_on_the_disk(
         assert w.node.health.problems == {}
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("has_ballast", [True, False])
+async def test_a_look_at_the_ballast_that_fails_changes_nothing(
+    code: int, *, has_ballast: bool, autojump_clock: MockClock
+) -> None:
+    """The janitor looks again a moment later, and takes what is missing then."""
+    async with world("storage.reserve.bytes=1000000") as w:
+        client = w.connect()
+        if not has_ballast:
+            w.disk.delete("ballast")
+        before = w.disk.files().get("ballast")
+        w.disk.look_errnos["ballast"] = [code] * 10
+        await trio.sleep(2)
+        assert 0 < len(w.disk.look_errnos["ballast"]) < 10
+        assert w.disk.files().get("ballast") == before
+        assert await client.error(commit(5)) == 0
+        await trio.sleep(5)
+        assert len(w.disk.files()["ballast"]) == BALLAST_BYTES
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("part", ["janitor", "flush", "roll"])
+async def test_a_look_at_the_lock_that_fails_once_ends_nothing(
+    part: str, code: int, autojump_clock: MockClock
+) -> None:
+    """The next look, at once, shows that nobody else has the folder."""
+    async with world() as w:
+        client = w.connect()
+        assert await client.error(commit(4)) == 0
+        w.disk.look_errnos["lock"] = [code]
+        if part == "roll":
+            w.journal.want_roll()
+        if part == "janitor":
+            await trio.sleep(1)
+        else:
+            assert await client.error(commit(5)) == 0
+        assert w.disk.look_errnos["lock"] == []
+        assert await client.error(commit(6)) == 0
+
+
+@pytest.mark.parametrize("part", ["janitor", "flush", "roll"])
+async def test_nothing_is_acknowledged_while_the_lock_cannot_be_seen(
+    part: str, autojump_clock: MockClock
+) -> None:
+    """Another process may have the folder: it ends with 74 and the reason, as if one had."""
+    clients: list[Client] = []
+
+    async def run_until_it_ends() -> None:
+        async with world() as w:
+            clients.append(w.connect())
+            assert await clients[0].ask(commit(4)) == DONE
+            w.disk.look_errnos["lock"] = [errno.ESTALE] * 100
+            if part == "roll":
+                w.journal.want_roll()
+            if part != "janitor":
+                clients[0].send(commit(5))
+            await trio.sleep(1)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await run_until_it_ends()
+
+    assert failed.group_contains(FolderLost, match="lock file of the data folder can't be seen")
+    assert _exit_status_of(failed.value) == EXIT_WRITE_FAILED
+    assert len(clients[0].answers()) == 1
+
+
 async def test_a_disk_that_is_filled_in_one_step_refuses_new_data_at_once(
     autojump_clock: MockClock,
 ) -> None:
