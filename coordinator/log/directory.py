@@ -103,7 +103,7 @@ class Directory(Protocol):
         """Return whether there is such a file, also in a subfolder ("aside/x")."""
 
     def sync(self, folder: str = "") -> None:
-        """Make creations, renames and removals in the folder (or a subfolder) durable."""
+        """Make creations, renames and removals in the folder durable. Raises SyncFailed."""
 
     def free_bytes(self) -> int:
         """Return what is free on the disk for this process."""
@@ -371,6 +371,8 @@ class OsDirectory:
         descriptor = self._open(self._path / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
+        except OSError as exc:
+            raise SyncFailed(exc.errno, exc.strerror) from exc
         finally:
             os.close(descriptor)
 

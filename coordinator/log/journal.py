@@ -15,12 +15,13 @@ it at once, and may run in a thread of its own. No file is removed that a read m
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 
 import msgpack
 
-from coordinator.log.directory import Directory
+from coordinator.log.directory import Directory, File
 from coordinator.log.errors import (
     NO_ROOM,
     BatchTooLarge,
@@ -66,6 +67,8 @@ from coordinator.log.state_files import (
     write_clean_stop,
     write_manifest,
 )
+
+T = TypeVar("T")
 
 # So much is zeroed at a time, while a flush waits.
 ZEROS_BYTES: Final = 1024 * 1024
@@ -115,7 +118,7 @@ class Journal:
         directory: Where the files are.
         readers: Who reads sealed segments, and keeps them from being removed.
         live_share: How much of what was not compacted yet is live, 0 to 1, as far as known.
-        used_ballast: A flush found the disk full, and took the room of the ballast.
+        used_ballast: The disk was found full, and the ballast given up.
     """
 
     def __init__(
@@ -361,7 +364,6 @@ class Journal:
                 if self.directory.is_ours():
                     return
                 lost = "was removed or replaced"
-                break
             except OSError as exc:
                 lost = f"can't be seen ({exc})"
         self._failure = FolderLost(
@@ -388,7 +390,9 @@ class Journal:
     def change_manifest(self, change: Callable[[Directory, Manifest], Manifest]) -> None:
         """Replace the manifest by the one that *change* has written and returns.
 
-        Where `write_flush` runs, between two flushes. It may only change what is sealed.
+        Where `write_flush` runs, between two flushes. It may only change what is sealed. It is
+        called twice if there is no room, and OSError is raised if it ends without room again: then
+        the manifest is as it was.
 
         Raises:
             LogFailed: As for `write_flush`.
@@ -397,8 +401,10 @@ class Journal:
             raise LogFailed("the log failed earlier") from self._failure
         self.check_ours()  # The manifest of another process's log must not be replaced.
         try:
-            self._manifest = change(self.directory, self._manifest)
+            self._manifest = self._in_room(partial(change, self.directory, self._manifest))
         except OSError as exc:
+            if exc.errno in NO_ROOM and not isinstance(exc, SyncFailed):
+                raise
             self._failure = exc
             raise LogFailed(f"a write or fsync of the manifest failed: {exc}") from exc
         for name in self._sealed_ends.copy().keys() - {s.name for s in self._manifest.segments}:
@@ -459,22 +465,29 @@ class Journal:
             self.directory.unlock()
 
     def _write(self, data: bytes) -> None:
-        """Write and sync *data* behind the batches, and once more if the disk was full.
+        """Write and sync *data* behind the batches.
 
-        The second time the room of the ballast is there. None of *data* was acknowledged, and each
-        byte is written again in its place: whatever a crash leaves is a torn tail, or all of it.
+        Without room each byte is written again in its place: none was acknowledged, and whatever a
+        crash leaves is a torn tail, or all of it.
         """
-        active = self._active
         self._zero_ahead(len(data))
+        active = self._active
+        self._in_room(partial(active.file.write_synced, data, active.data_bytes))
+
+    def _in_room(self, step: Callable[[], T]) -> T:
+        """Take *step*; if the disk was full, once more in the room of the ballast.
+
+        A *step* that has ended without room can be begun anew, up to a sync that failed.
+        """
         try:
-            active.file.write_synced(data, active.data_bytes)
+            return step()
         except OSError as exc:
             if exc.errno not in NO_ROOM or isinstance(exc, SyncFailed):
                 raise
-            self.directory.remove(BALLAST_NAME)
-            self.directory.sync()
-            active.file.write_synced(data, active.data_bytes)
-            self.used_ballast = True
+        self.directory.remove(BALLAST_NAME)
+        self.directory.sync()
+        self.used_ballast = True
+        return step()
 
     def _zero_ahead(self, flush_bytes: int) -> None:
         """Write and sync zeros for this flush and those that follow, unless there are enough.
@@ -527,11 +540,15 @@ class Journal:
         old, manifest, ends = self._active, self._manifest, dict(self._durable_ends)
         info = manifest.segments[-1]
         index = Index(old.base, old.end, ends, old.positions, manifest.cluster_id, info.format)
-        # What is left of the zeros would stand between the index and the end.
-        old.file.truncate(old.data_bytes)
-        old.file.write(encode_footer(index), old.data_bytes)
-        old.file.sync()
-        name, file = create_segment(self.directory, old.end, manifest.next_serial)
+
+        def seal_and_create() -> tuple[str, File]:
+            # What is left of the zeros would stand between the index and the end.
+            old.file.truncate(old.data_bytes)
+            old.file.write(encode_footer(index), old.data_bytes)
+            old.file.sync()
+            return create_segment(self.directory, old.end, manifest.next_serial)
+
+        name, file = self._in_room(seal_and_create)
         try:
             sealed = info._replace(end=old.end, data_bytes=old.data_bytes)
             newest = SegmentInfo(name, old.end, None, None, compacted=False)
@@ -539,7 +556,7 @@ class Journal:
                 segments=(*manifest.segments[:-1], sealed, newest),
                 next_serial=manifest.next_serial + 1,
             )
-            write_manifest(self.directory, manifest)
+            self._in_room(partial(write_manifest, self.directory, manifest))
         except BaseException:
             file.close()
             raise

@@ -161,10 +161,9 @@ def lacks_ballast(directory: Directory) -> bool:
 
 def _ballast_bytes(directory: Directory) -> int:
     """Return the size of the ballast, -1 for none; a whole one if it can't be seen now."""
-    try:
+    with contextlib.suppress(OSError):
         return directory.size(BALLAST_NAME) if directory.exists(BALLAST_NAME) else -1
-    except OSError:
-        return BALLAST_BYTES
+    return BALLAST_BYTES
 
 
 def free_bytes(directory: Directory) -> int:

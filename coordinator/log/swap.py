@@ -65,7 +65,7 @@ class Swap:
     """One compaction's way into the journal; call the methods in their order.
 
     `announce` and `install` write and sync: in the thread that writes flushes, between two of
-    them. What they raise ends the journal.
+    them. A LogFailed ends the journal; an OSError, for lack of room, only the compaction.
     """
 
     def __init__(self, journal: Journal, job: Job, compacted: Compacted) -> None:
@@ -73,6 +73,7 @@ class Swap:
         self._job = job
         self._compacted = compacted
         self._names: tuple[str, ...] = ()
+        self._dispensable = frozenset(segment.name for segment in job.segments)
 
     def check(self) -> None:
         """Look at the outputs once more before they are trusted.
@@ -89,13 +90,19 @@ class Swap:
 
     def install(self) -> None:
         """Let the outputs be the log."""
-        self._journal.change_manifest(self._install)
+        try:
+            self._journal.change_manifest(self._install)
+        except OSError:
+            self._dispensable = frozenset(self._names)
+            self.remove()
+            self.forget()
+            raise
 
     def remove(self) -> None:
         """Remove the sources, durably. Nobody may be reading them."""
         directory = self._journal.directory
-        for segment in self._job.segments:
-            directory.remove(segment.name)
+        for name in sorted(self._dispensable):
+            directory.remove(name)
         directory.sync()
 
     def forget(self) -> None:
@@ -118,14 +125,15 @@ class Swap:
     def _install(self, directory: Directory, manifest: Manifest) -> Manifest:
         manifest = replaced(manifest, self._job.segments, self._compacted, self._names)
         for output, name in zip(self._compacted.outputs, self._names, strict=True):
-            directory.rename(output.name, name)
+            # Or else it was renamed when there was no room.
+            if directory.exists(output.name) or not directory.exists(name):
+                directory.rename(output.name, name)
         directory.sync()
         write_manifest(directory, manifest)
         return manifest
 
     def _forget(self, _: Directory, manifest: Manifest) -> Manifest:
-        names = {segment.name for segment in self._job.segments}
-        kept = tuple(name for name in manifest.dispensable if name not in names)
+        kept = tuple(name for name in manifest.dispensable if name not in self._dispensable)
         return manifest._replace(dispensable=kept)
 
 

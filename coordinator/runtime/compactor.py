@@ -255,8 +255,12 @@ class Compactor:
         self._progress = progress
 
     async def _put_in_place(self, job: Job, compacted: Compacted, swap: Swap) -> None:
-        await self._run_blocking(swap.announce)
-        await self._run_blocking(swap.install)
+        try:
+            await self._run_blocking(swap.announce)
+            await self._run_blocking(swap.install)
+        except OSError as exc:
+            await self._failed(CompactionFailed(f"there is no room for the manifest: {exc}"))
+            return
         readers = self._journal.readers.now()
         share = live_share(job, compacted)
         if share is not None:

@@ -178,9 +178,12 @@ def test_a_disk_that_runs_full_refuses_commits_until_there_is_room(small_disk: P
         assert one.stop() == 0
 
 
-def test_a_disk_that_is_filled_in_one_step_ends_nothing(small_disk: Path) -> None:
-    """The flush that finds no room is written in that of the ballast; then commits are refused."""
-    with daemon(small_disk / "data", "storage.reserve.bytes=1000000") as one:
+@pytest.mark.parametrize("settings", [(), (SMALL_SEGMENTS,)])
+def test_a_disk_that_is_filled_in_one_step_ends_nothing(
+    small_disk: Path, settings: tuple[str, ...]
+) -> None:
+    """The flush or roll that finds no room gets that of the ballast; then commits are refused."""
+    with daemon(small_disk / "data", "storage.reserve.bytes=1000000", *settings) as one:
         with one.ready().connect() as connection:
             assert commit(connection, 0) == 0
             for _ in range(3):

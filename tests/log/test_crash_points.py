@@ -381,6 +381,93 @@ def test_only_a_write_without_room_is_tried_again_and_only_once(
     assert replayed(open_journal(disk))[:5] == list(range(5))
 
 
+def rolled_without_room(
+    failing: int, *, fails_again: bool = False, error: int = errno.ENOSPC, crash_at: int = -1
+) -> tuple[Disk, list[int], LogFailed | CrashNow | None]:
+    """Roll and write, with no room at the operation *failing* of the flush that rolls.
+
+    The result has the numbers that were acknowledged, and how it ended if it didn't go well.
+    """
+    disk = full_segment()
+    journal = reopen(disk)
+    acknowledged = [0, 1, 2, 3]
+    disk.plan(fail_at=failing, error=error, fails_again=fails_again, crash_at=crash_at)
+    try:
+        for number in range(4, 6):
+            append(journal, 0, number)
+            append(journal, 3, number)
+            flush(journal)
+            acknowledged += [number, number]
+            disk.fail_at = None
+    except (LogFailed, CrashNow) as exc:
+        return disk, acknowledged, exc
+    return disk, acknowledged, None
+
+
+def operations_of_a_roll() -> list[str]:
+    """Return those of the flush that rolls."""
+    disk, _, _ = rolled_without_room(1_000)
+    return disk.operations[: disk.operations.index("sync folder ", 9) + 1]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_filled_at_any_step_of_a_roll_ends_nothing_but_a_failed_sync_does(
+    error: int,
+) -> None:
+    """Each step is done again in the room of the ballast, as nothing of it was acknowledged."""
+    repeated = []
+    for number, operation in enumerate(operations_of_a_roll()):
+        disk, acknowledged, end = rolled_without_room(number, error=error)
+        if operation.startswith("sync"):
+            assert isinstance(end, LogFailed)
+            assert disk.operations[-1].startswith(("sync", "remove"))
+        else:
+            assert end is None, operation
+            assert "ballast" not in disk.files()
+            assert len(segments_of(disk)) == 2
+            repeated.append(operation.split()[0])
+        disk.crash(random.Random(number))
+        seen = replayed(reopen(disk))
+        assert acknowledged == seen[: len(acknowledged)]
+        assert WRITTEN[: len(seen)] == seen
+    assert {"truncate", "write", "create", "remove", "rename"} <= set(repeated)
+    assert len(repeated) == 7
+
+
+def test_a_roll_without_room_is_tried_again_only_once() -> None:
+    """The ballast is all that there is to be given up."""
+    for number, operation in enumerate(operations_of_a_roll()):
+        if operation.startswith("sync"):
+            continue
+        disk, acknowledged, end = rolled_without_room(number, fails_again=True)
+        assert isinstance(end, LogFailed), operation
+        assert end.exit_status == 74
+        assert disk.operations.count("remove ballast") == 1
+        disk.kill()
+        seen = replayed(reopen(disk))
+        assert acknowledged == seen[: len(acknowledged)]
+
+
+def test_every_state_that_a_power_cut_can_leave_of_a_roll_without_room_is_recovered() -> None:
+    """Cut at each step behind each step that found no room."""
+    states = 0
+    for failing, operation in enumerate(operations_of_a_roll()):
+        if operation.startswith("sync"):
+            continue
+        whole, _, _ = rolled_without_room(failing)
+        for number in range(failing + 1, len(whole.operations)):
+            crashed, acknowledged, end = rolled_without_room(failing, crash_at=number)
+            assert isinstance(end, CrashNow)
+            for disk in crashed.crash_states():
+                states += 1
+                seen = replayed(reopen(disk))
+                assert WRITTEN[: len(seen)] == seen
+                assert acknowledged == seen[: len(acknowledged)]
+                disk.crash(random.Random(states))
+                assert seen == replayed(reopen(disk))
+    assert states > 200
+
+
 @pytest.mark.parametrize("story", [rolling, closing, recovering])
 def test_every_state_that_a_power_cut_can_leave_is_recovered(story: Story) -> None:
     """Not samples: every prefix of the calls, and every order in which they can reach the disk."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.log.directory import OsDirectory
-from coordinator.log.errors import FolderLost, LogFailed, LogLocked, LogRefused
+from coordinator.log.errors import FolderLost, LogFailed, LogLocked, LogRefused, SyncFailed
 from tests.log.helpers import (
     append,
     events_of,
@@ -78,6 +78,23 @@ def test_a_folder_is_locked_against_this_and_other_processes(tmp_path: Path) -> 
     assert subprocess.run(command, check=False).returncode == 78
     journal.close(clean=True)
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("call", ["fsync", "fdatasync"])
+def test_a_sync_without_room_is_told_from_a_write_without_room(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the write may be tried again; of a folder's names, too."""
+
+    def fails(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    directory = OsDirectory(tmp_path)
+    file = directory.create("a")
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(SyncFailed, match="No space left"):
+        (directory if call == "fsync" else file).sync()
+    file.close()
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "moved", "folder moved"])

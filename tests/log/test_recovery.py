@@ -644,7 +644,7 @@ def test_the_journal_tells_how_much_room_there_is() -> None:
     assert opened(disk).directory.free_bytes() == 4711
 
 
-@row("the disk is full when a flush is written")
+@row("the disk is full when a flush is written, a segment rolls, or the manifest is replaced")
 def test_a_flush_that_finds_no_room_is_written_in_that_of_the_ballast() -> None:
     """Every step of it: tests/log/test_crash_points.py."""
     disk = made(clean=True, count=1)

@@ -19,6 +19,9 @@ from tests.log.test_compaction import content, fold, gone, put
 SEGMENT_BYTES: Final = 180
 DROP_BEFORE_MS: Final = NOW_MS + 1
 
+# The child's work, and the removal of sources, aren't the journal's; a sync is never repeated.
+NOT_TRIED_AGAIN: Final = ("sync", "read", "create comp", "write comp", "remove 0")
+
 Content = list[tuple[int, int, Entry]]
 Story = Callable[[Disk], Journal]
 
@@ -182,7 +185,7 @@ def test_a_failure_anywhere_ends_the_journal_or_only_the_compaction(
 ) -> None:
     """What the child writes may fail without harm; what the journal writes is fail-stop.
 
-    But a start for which there is no room goes on once the ballast is thrown off.
+    But a start, a roll or a swap for which there is no room goes on once the ballast is thrown off.
     """
     old = fold(content(reopen(origin())))
     counted = origin()
@@ -192,8 +195,11 @@ def test_a_failure_anywhere_ends_the_journal_or_only_the_compaction(
     for number, operation in enumerate(counted.operations):
         disk = origin()
         disk.plan(fail_at=number, error=error)
-        if error == errno.ENOSPC and 0 < number <= started:
-            story(disk)
+        is_start, is_others = 0 < number <= started, operation.startswith(NOT_TRIED_AGAIN)
+        if error == errno.ENOSPC and (is_start or (number > started and not is_others)):
+            journal = story(disk)
+            assert journal.used_ballast or is_start or "zero" in operation, operation
+            assert fold([i for i in content(journal) if i[0] != 3]) == old, operation
         else:
             with pytest.raises((LogFailed, OSError)):
                 story(disk)
@@ -202,6 +208,66 @@ def test_a_failure_anywhere_ends_the_journal_or_only_the_compaction(
 
         assert fold([i for i in content(journal) if i[0] != 3]) == old, operation
         assert leftovers(disk, journal) == set(), operation
+
+
+def swap_that_finds_no_room(
+    disk: Disk, failing: int, *, crash_at: int | None = None
+) -> tuple[Journal, Exception | None]:
+    """Compact, with no room at an operation of the swap, also not in that of the ballast."""
+    journal = reopen(disk)
+    job = a_job(journal, segment_bytes=100)
+    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    disk.plan(fail_at=failing, error=errno.ENOSPC, fails_again=True, crash_at=crash_at)
+    try:
+        swap.announce()
+        swap.install()
+    except (OSError, LogFailed, CrashNow) as exc:
+        return journal, exc
+    return journal, None
+
+
+def test_a_swap_that_finds_no_room_leaves_the_log_and_the_journal_as_they_were() -> None:
+    """On a full disk the outputs must not stay, and the next compaction must be possible."""
+    whole = origin()
+    swap_that_finds_no_room(whole, 1_000)
+    abandoned = states = 0
+    for failing, operation in enumerate(whole.operations):
+        disk = origin()
+        journal, end = swap_that_finds_no_room(disk, failing)
+        if operation.startswith("sync"):
+            assert isinstance(end, LogFailed), operation
+            continue
+        assert isinstance(end, OSError), operation
+        assert disk.operations.count("remove ballast") == 1
+        abandoned += 1
+        count = len(disk.operations)
+        disk.plan()
+        remove_outputs(journal.directory)
+        old = content(reopen(origin()))
+        assert content(journal) == old
+        assert journal.manifest.dispensable == ()
+        assert leftovers(disk, journal) <= {"manifest.tmp"}
+        flush_one(journal)
+        compact_stopped(journal, segment_bytes=SEGMENT_BYTES, drop_before_ms=DROP_BEFORE_MS)
+        assert fold([i for i in content(journal) if i[0] != 3]) == fold(old)
+        assert leftovers(disk, journal) == set()
+        for number in range(failing + 1, count):
+            crashed = origin()
+            _, end = swap_that_finds_no_room(crashed, failing, crash_at=number)
+            assert isinstance(end, CrashNow)
+            for state in crashed.crash_states():
+                states += 1
+                again = reopen(state)
+                assert content(again) == old, (operation, number)
+                assert leftovers(state, again) == set(), (operation, number)
+    assert abandoned == 10
+    assert states > 100
+
+
+def flush_one(journal: Journal) -> None:
+    """Write an entry of partition 3."""
+    journal.append(3, [Entry(1, 0, "new", ("t", 1), ("x" * 220,))], NOW_MS)
+    flush(journal)
 
 
 def test_what_a_failed_compaction_wrote_is_removed() -> None:
@@ -230,6 +296,19 @@ def test_an_output_that_is_not_as_was_said_is_never_installed() -> None:
 
     with pytest.raises(LogCorrupt, match="no valid index"):
         Swap(journal, job, compacted).check()
+
+
+def test_an_output_that_is_gone_is_never_installed() -> None:
+    """A rename that is left out, as it was done before there was no room, must not hide that."""
+    disk = origin()
+    journal = reopen(disk)
+    job = a_job(journal)
+    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap.announce()
+    disk.delete("compaction-2-1-0.tmp")
+
+    with pytest.raises(LogFailed, match="manifest"):
+        swap.install()
 
 
 def test_a_read_goes_on_over_a_swap() -> None:

@@ -1,5 +1,6 @@
 """The log of a running daemon stays small, and nobody notices how."""
 
+import errno
 import random
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.log.journal import Journal
+from coordinator.log.recovery import BALLAST_BYTES
 from coordinator.log.state_files import STATE_NAMES
 from coordinator.runtime import compactor
 from coordinator.runtime.children import CompactionFailed
@@ -105,6 +107,37 @@ async def test_under_a_steady_load_of_overwrites_the_log_stays_small(
         assert left_behind(w) == []
         assert {k: 2_900 + k for k in range(keys)} == await offsets(client)
         assert w.journal.live_bytes < resting_bytes
+
+
+@pytest.mark.parametrize("step", ["write manifest.tmp", "rename manifest.tmp manifest", "rename c"])
+async def test_a_compaction_that_finds_no_room_for_the_manifest_is_tried_again_later(
+    step: str, autojump_clock: MockClock
+) -> None:
+    """Neither in that of the ballast: it is one that failed, and commits go on meanwhile."""
+    failing = 1_000_000
+    for _ in range(2):
+        async with world(SMALL, MANUAL) as w:
+            client = w.connect()
+            await overwrite(client, 100)
+            w.disk.plan(fail_at=failing, error=errno.ENOSPC, fails_again=True)
+            answer = await ask_to_compact(client)
+            if failing == 1_000_000:
+                assert answer.error == 0
+                steps = w.disk.operations
+                failing = max(n for n, name in enumerate(steps) if name.startswith(step))
+                continue
+            assert answer.error == ErrorCode.OUTCOME_UNKNOWN
+            assert "no room" in (answer.message or "")
+            assert w.event_names().count("compaction.failed") == 1
+            assert "no room" in w.node.health.problems["compaction"]
+            await overwrite(client, 1, keys=1, first=100)
+            w.disk.plan()
+            await trio.sleep(2)
+            assert compacted(w) == 1
+            assert w.node.health.problems == {}
+            assert len(w.disk.files()["ballast"]) == BALLAST_BYTES
+            assert left_behind(w) == []
+            assert {**{k: 90 + k for k in range(10)}, 0: 100} == await offsets(client)
 
 
 @pytest.mark.parametrize("seed", range(6))
