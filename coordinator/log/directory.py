@@ -45,7 +45,10 @@ class Overwritten(Protocol):
     """One small file whose whole content is replaced in place, as far as that works."""
 
     def overwrite(self, data: bytes) -> None:
-        """Put *data*, always of one length, in the place of what is there. It isn't synced."""
+        """Put *data*, always of one length, in the place of what is there. It isn't synced.
+
+        A kill or a power cut may leave any of the bytes that change, and the others as they were.
+        """
 
     def close(self) -> None:
         """Give the handle back."""

@@ -11,7 +11,10 @@ tells; after any other stop this does. It is overwritten in place behind each fl
 so a process that is killed leaves the last value, and a power cut perhaps an older one: what it
 says was true, whichever is found. A folder of format 2 that wasn't closed is never without it.
 
-    u64 position | u32 crc32 of that
+    u64 position | u32 crc32 of that | u64 position | u32 crc32 of that
+
+A store in memory is torn by a kill, or by a write of the page meanwhile. So each replaces the older
+of two records, and the highest valid one counts. Older builds wrote one record.
 
 While a start writes it, or has given up its block on a full disk, an empty file named
 `durable-<position>` says the same: a name takes no room.
@@ -233,18 +236,23 @@ def write_whole(directory: Directory, name: str, data: bytes) -> None:
 
 
 def encode_durable(position: int) -> bytes:
-    """Return the bytes of the file `durable`."""
+    """Return one record of the file `durable`."""
     data = _POSITION.pack(position)
     return data + _CRC.pack(zlib.crc32(data))
 
 
 def decode_durable(data: bytes) -> int:
-    """Return the position that *data* vouches for. Raises LogCorrupt."""
-    position, crc = data[: _POSITION.size], data[_POSITION.size :]
-    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(position):
+    """Return the position that the content of `durable` vouches for. Raises LogCorrupt."""
+    size = _POSITION.size + _CRC.size
+    records = (data[:size], data[size:]) if len(data) == 2 * size else (data,)
+    found: list[int] = []
+    for record in records:
+        position, crc = record[: _POSITION.size], record[_POSITION.size :]
+        if len(crc) == _CRC.size and _CRC.unpack(crc)[0] == zlib.crc32(position):
+            found += _POSITION.unpack(position)
+    if not found:
         raise LogCorrupt(f"the file {DURABLE_NAME!r} of the data folder is damaged: {_UNKNOWN_END}")
-    value: int = _POSITION.unpack(position)[0]
-    return value
+    return max(found)
 
 
 def read_durable(directory: Directory, names: list[str], meta: Meta | None) -> int:
@@ -274,7 +282,7 @@ def note_durable(directory: Directory, position: int) -> None:
 
 def write_durable(directory: Directory, position: int) -> None:
     """Replace the file `durable` durably, and then what was noted in names. Raises OSError."""
-    write_whole(directory, DURABLE_NAME, encode_durable(position))
+    write_whole(directory, DURABLE_NAME, 2 * encode_durable(position))
     for name in filter(_NOTED.fullmatch, directory.names()):
         directory.remove(name)
         directory.sync()
@@ -287,10 +295,16 @@ class DurablePosition:
         """Begin at *position*, which is on disk. Raises OSError."""
         write_durable(directory, position)
         self._file = directory.open_overwrite(DURABLE_NAME)
+        self._newest = encode_durable(position)
+        self._is_second = False  # Where the newest record is.
 
     def put(self, position: int) -> None:
         """Note that the journal is on disk up to *position*."""
-        self._file.overwrite(encode_durable(position))
+        newest, older = encode_durable(position), self._newest
+        self._is_second = not self._is_second
+        # The older record stays where it is: the same bytes stored over themselves tear nothing.
+        self._file.overwrite(older + newest if self._is_second else newest + older)
+        self._newest = newest
 
     def close(self) -> None:
         """Give the file back."""

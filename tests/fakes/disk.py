@@ -42,6 +42,8 @@ class _Inode:
     cached: bytearray = field(default_factory=bytearray)
     # The whole content, where the file was overwritten in memory.
     overwritten: bytes | None = None
+    # The same, as it is in the middle of the latest of these stores.
+    torn: bytes = b""
 
     @property
     def content(self) -> bytes | bytearray:
@@ -131,8 +133,9 @@ class Disk:
                     _apply(folder.durable, change)
             folder.names, folder.changes = dict(folder.durable), []
         for inode in {id(i): i for f in self._folders.values() for i in f.names.values()}.values():
-            if inode.overwritten is not None and rng.random() < 0.5:
-                inode.durable = bytearray(inode.overwritten)
+            if inode.overwritten is not None:
+                found = rng.choice([inode.durable, inode.overwritten, inode.torn])
+                inode.durable = bytearray(found)
             inode.overwritten = None
             for position, data in inode.pending:
                 _survive(inode.durable, position, data, rng)
@@ -324,7 +327,7 @@ class DiskFile:
 
 
 class DiskOverwritten:
-    """A small file that is overwritten; of what isn't synced, a crash leaves one of them whole."""
+    """A small file that is overwritten; a crash leaves the old one, the new one or a torn store."""
 
     def __init__(self, directory: "DiskDirectory", inode: _Inode) -> None:
         self._directory = directory
@@ -333,6 +336,10 @@ class DiskOverwritten:
     def overwrite(self, data: bytes) -> None:
         """Replace the content, in memory. It is no operation at which tests fail or crash."""
         if not self._directory.dead:
+            before = bytes(self._inode.content)
+            changed = [at for at, byte in enumerate(data) if before[at : at + 1] != bytes([byte])]
+            middle = changed[len(changed) // 2] if changed else 0
+            self._inode.torn = data[:middle] + before[middle:]
             self._inode.overwritten = data
 
     def close(self) -> None:
@@ -523,7 +530,7 @@ def _sectors(start: int, end: int) -> list[tuple[int, int]]:
 def _left_of(inode: _Inode) -> list[bytes]:
     """Return what may be on the medium of a file: all ways that matter in which bytes are lost."""
     if inode.overwritten is not None:
-        return [bytes(inode.durable), inode.overwritten]
+        return sorted({bytes(inode.durable), inode.overwritten, inode.torn})
     found = {bytes(inode.durable)}
     for position, data in inode.pending:
         found |= {left for content in found for left in _left_by(content, position, data)}

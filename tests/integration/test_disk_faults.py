@@ -260,7 +260,7 @@ def test_no_start_that_is_killed_on_a_full_disk_leaves_a_folder_that_is_refused(
             noted += any(data.glob("durable-*"))
             with daemon(data) as again, again.ready().connect() as connection:
                 assert fetched(connection) == 7
-            assert ((data / "durable").stat().st_size, [*data.glob("durable-*")]) == (12, [])
+            assert ((data / "durable").stat().st_size, [*data.glob("durable-*")]) == (24, [])
     assert (kills > 10, noted > 3) == (True, True)
 
 

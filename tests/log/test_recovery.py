@@ -8,11 +8,13 @@ import errno
 import json
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+from hypothesis import given, strategies as st
 
 from coordinator.cli.log_dump import verdict_of
 from coordinator.log.directory import OsDirectory
@@ -21,6 +23,7 @@ from coordinator.log.format import Entry, encode_batch
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import (
     MOVED_NAME,
+    DurablePosition,
     decode_durable,
     encode_durable,
     encode_manifest,
@@ -454,17 +457,82 @@ def test_a_missing_mark_is_refused() -> None:
     refused(disk, 65, "no file 'durable'")
 
 
-@row("`durable` damaged")
+@row("`durable` without a valid record")
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_damaged_mark_is_refused(*, clean: bool) -> None:
-    """It is stored whole: neither a kill nor a power cut damages it."""
+    """One of its records is whole after a kill and after a power cut."""
     origin = made(clean=clean)
     good = origin.files()["durable"]
-    harmed = [b"", bytes(12), b"\xff" * 12, good[:-1], good + b"\0"]
-    for content in [*harmed, *(flipped(good, bit) for bit in range(8 * len(good)))]:
+    one, other = good[:12], good[12:]
+    harmed = [b"", bytes(12), bytes(24), b"\xff" * 24, good[:7], good[:-1], good + b"\0", good * 2]
+    flips = [flipped(one, bit) for bit in range(8 * len(one))]
+    for content in [*harmed, *flips, *(f + flipped(other, n) for n, f in enumerate(flips))]:
         disk = origin.copy()
         disk.put("durable", content)
         refused(disk, 65, "'durable' .* is damaged.* 'group-coordinator log repair'")
+
+
+@row("`durable` with one valid record")
+def test_a_store_of_the_mark_that_is_torn_is_the_mark_before_it() -> None:
+    """A kill between two stores of the processor, or a write of the page between them."""
+    disk = Disk()
+    journal = opened(disk)
+    marks = [disk.files()["durable"]]
+    for number in range(3):
+        write(journal, 0, number)
+        marks.append(disk.files()["durable"])
+    disk.kill()
+    assert len({decode_durable(mark) for mark in marks}) == len(marks)
+    for before, after in pairwise(marks):
+        known = decode_durable(before), decode_durable(after)
+        for torn in torn_stores(before, after):
+            assert decode_durable(torn) in known
+            harmed = disk.copy()
+            harmed.put("durable", torn)
+            served(harmed, 3)
+
+
+def torn_stores(before: bytes, after: bytes) -> Iterator[bytes]:
+    """Yield each prefix and suffix of a store, and each choice of its words of 4 bytes."""
+    size = len(after)
+    for end in range(size + 1):
+        yield after[:end] + before[end:]
+        yield before[:end] + after[end:]
+    for choice in product((before, after), repeat=size // 4):
+        yield b"".join(taken[4 * n : 4 * n + 4] for n, taken in enumerate(choice))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=5), st.data())
+def test_any_split_of_a_store_leaves_a_mark_that_was_true(
+    positions: list[int], data: st.DataObject
+) -> None:
+    """Whatever bytes of a store are there: its own position, or the one of the store before it."""
+    disk = Disk()
+    mark = DurablePosition(disk.directory(), 0)
+    for position in sorted(positions):
+        old = disk.files()["durable"]
+        mark.put(position)
+        new = disk.files()["durable"]
+        taken = data.draw(st.lists(st.booleans(), min_size=len(new), max_size=len(new)))
+        torn = bytes(n if is_new else o for is_new, o, n in zip(taken, old, new, strict=True))
+
+        assert decode_durable(torn) in {decode_durable(old), decode_durable(new)}
+        assert decode_durable(new) == position
+
+
+def test_the_mark_of_an_older_build_is_read() -> None:
+    """It had one record, and refuses what is cut off below it as before."""
+    origin = made(clean=False, count=3)
+    end = decode_durable(origin.files()["durable"])
+    older = origin.copy()
+    older.put("durable", encode_durable(end))
+    cut = older.copy()
+    name = newest_segment(cut)
+    cut.put(name, cut.files()[name].rstrip(b"\0")[:-1])
+
+    assert len(encode_durable(end)) == 12
+    refused(cut, 65, "on disk up to")
+    served(older, 3)
 
 
 @row("`durable` missing after a clean stop, or in a folder of format 1")
@@ -482,7 +550,7 @@ def test_no_end_that_is_cut_off_together_with_the_mark_goes_unnoticed() -> None:
     origin = made(clean=False, count=3)
     name = newest_segment(origin)
     content = origin.files()[name]
-    for mark in (None, b"", bytes(12), origin.files()["durable"][:7]):
+    for mark in (None, b"", bytes(24), origin.files()["durable"][:7]):
         for size in range(len(content) + 1):
             disk = origin.copy()
             disk.put(name, content[:size])
