@@ -56,8 +56,15 @@ async def attempt_async(owner: Owner, work: Callable[..., Awaitable[object]], *a
 
 
 def caught(owner: Owner | None) -> str:
-    """Return the traceback of the exception that is handled, or raise it where it has to pass."""
-    if owner is None or isinstance(sys.exception(), FATAL):
+    """Return the traceback of the exception that is handled, or raise it where it has to pass.
+
+    A nursery in the work wraps it in a group.
+    """
+    exc = sys.exception()
+    is_fatal = (
+        exc.subgroup(FATAL) if isinstance(exc, BaseExceptionGroup) else isinstance(exc, FATAL)
+    )
+    if owner is None or is_fatal:
         raise  # noqa: PLE0704 - called in an except block
     return traceback.format_exc()
 

@@ -67,6 +67,21 @@ async def test_errors_of_the_log_and_the_end_of_the_process_pass(error: BaseExce
     assert owner.failed == []
 
 
+async def test_an_error_of_the_log_passes_in_a_group_too() -> None:
+    """A nursery in the work for one client wraps it, perhaps beside a bug of that work."""
+    owner, bug = Owner(), KeyError("a bug")
+    nested = ExceptionGroup("inner", [bug, LogFailed("disk")])
+    for error in (ExceptionGroup("outer", [nested]), ExceptionGroup("", [RecordError("entry")])):
+        with pytest.raises(ExceptionGroup):
+            await attempt_async(owner, fail_soon, error)
+        with pytest.raises(ExceptionGroup):
+            attempt(owner, fail, error)
+    assert owner.failed == []
+    await attempt_async(owner, fail_soon, ExceptionGroup("no error of the log", [bug]))
+
+    assert len(owner.failed) == 1
+
+
 def test_what_has_no_owner_is_the_nodes_own() -> None:
     """The end of a flush, the clock: who knows what is true after an error in there?"""
     with pytest.raises(KeyError):
