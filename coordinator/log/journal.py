@@ -468,7 +468,9 @@ class Journal:
         """Write and sync *data* behind the batches.
 
         Without room each byte is written again in its place: none was acknowledged, and whatever a
-        crash leaves is a torn tail, or all of it.
+        crash leaves is a torn tail, or all of it. One call that writes and syncs doesn't tell which
+        of the two found no room; after a sync, too, all that it may have lost is written again, as
+        everything before *data* was on disk.
         """
         self._zero_ahead(len(data))
         active = self._active
@@ -508,7 +510,7 @@ class Journal:
         try:
             active.file.write_synced(bytes(upto_bytes - start_bytes), start_bytes)
         except OSError as exc:
-            if exc.errno not in NO_ROOM:
+            if exc.errno not in NO_ROOM or isinstance(exc, SyncFailed):
                 raise
             # Give back what there was, and do without.
             active.file.truncate(start_bytes)

@@ -321,8 +321,7 @@ def test_reading_while_a_flush_is_noted_never_sees_a_place_without_data(
     assert all(numbers in ([1], [1, 2]) for numbers in seen)
 
 
-@pytest.mark.parametrize("step", [0, 1])
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(("step", "error"), [(0, errno.EIO), (1, errno.EIO), (1, errno.ENOSPC)])
 def test_after_a_failed_write_or_sync_nothing_goes_on(disk: Disk, step: int, error: int) -> None:
     """A second fsync can succeed without the data: it is never tried."""
     journal = open_journal(disk)

@@ -6,10 +6,10 @@ import random
 import msgpack
 import pytest
 
-from coordinator.log.errors import LogCorrupt, LogFailed
+from coordinator.log.errors import LogCorrupt, LogFailed, SyncFailed
 from coordinator.log.format import Entry
 from coordinator.log.journal import ZEROS_BYTES, Journal
-from tests.fakes.disk import Disk
+from tests.fakes.disk import Disk, DiskFile
 from tests.log.helpers import (
     NOW_MS,
     append,
@@ -182,34 +182,65 @@ def test_zeros_at_the_end_of_a_batch_belong_to_it(*, clean: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-@pytest.mark.parametrize("call", [0, 1])
-def test_without_room_for_zeros_it_is_done_without(error: int, call: int) -> None:
+def test_without_room_for_zeros_it_is_done_without(error: int) -> None:
     """Nothing of what a client sent has failed; the next segment gets another try."""
     disk = Disk()
     journal = opened(disk)
     append(journal, 0, 0)
-    disk.plan(fail_at=call, error=error)
+    disk.plan(fail_at=0, error=error)
     flush(journal)
     assert len(newest(disk)) == journal.size_bytes
     disk.plan()
     write(journal, 0, 1)
     assert not any(operation.startswith("zero") for operation in disk.operations)
-    disk.crash(random.Random(call))
+    disk.crash(random.Random(error))
     assert replayed(opened(disk.copy())) == [0, 1]
     journal = opened(disk)
     write(journal, 0, 2)
     assert len(newest(disk)) > journal.size_bytes
 
 
-def test_any_other_failure_to_zero_is_one_of_the_log() -> None:
-    """A disk that can't write zeros can't be trusted with data."""
-    for call in (0, 1):
-        disk = Disk()
-        journal = opened(disk)
-        append(journal, 0, 0)
-        disk.plan(fail_at=call)
-        with pytest.raises(LogFailed):
-            flush(journal)
+@pytest.mark.parametrize(("call", "error"), [(0, errno.EIO), (1, errno.EIO), (1, errno.ENOSPC)])
+def test_any_other_failure_to_zero_is_one_of_the_log(call: int, error: int) -> None:
+    """A disk that can't write zeros can't be trusted with data, nor one whose sync failed."""
+    disk = Disk()
+    journal = opened(disk)
+    append(journal, 0, 0)
+    disk.plan(fail_at=call, error=error)
+    with pytest.raises(LogFailed):
+        flush(journal)
+    assert not any("truncate" in operation for operation in disk.operations)
+
+
+@pytest.mark.parametrize("zeros_bytes", [0, ZEROS])
+def test_one_call_that_writes_and_syncs_may_lose_all_of_it_for_lack_of_room(
+    monkeypatch: pytest.MonkeyPatch, zeros_bytes: int
+) -> None:
+    """It doesn't tell which of the two failed; none of the bytes counts until they are repeated."""
+    disk = Disk()
+    journal = opened(disk, zeros_bytes=zeros_bytes)
+    write(journal, 0, 0)
+    full = [True]
+    write_synced = DiskFile.write_synced
+
+    def fail_once(file: DiskFile, data: bytes, position: int) -> None:
+        if not full:
+            write_synced(file, data, position)
+            return
+        file.write(data, position)
+        disk.plan(fail_at=0, error=full.pop() and errno.ENOSPC)
+        try:
+            file.sync()
+        except SyncFailed as exc:
+            disk.plan()
+            raise OSError(exc.errno, "one call") from exc
+
+    monkeypatch.setattr(DiskFile, "write_synced", fail_once)
+    for number in range(1, 60):
+        write(journal, 0, number)
+    assert not full
+    for state in disk.crash_states():
+        assert replayed(opened(state)) == list(range(60))
 
 
 @pytest.mark.parametrize("free_bytes", [0, 64, 64 * 100, 1 << 40])
