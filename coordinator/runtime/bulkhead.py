@@ -9,8 +9,8 @@ Work without an owner is the node's own, and its errors end the process.
 
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -33,6 +33,9 @@ class Owner(Protocol):
         """Report the *exception*, a formatted traceback, and end."""
 
 
+OwnerT = TypeVar("OwnerT", bound=Owner)
+
+
 def attempt(owner: Owner | None, work: Callable[..., object], *args: Any) -> None:
     """Call *work* for its *owner*; None is the node."""
     exception = None
@@ -42,6 +45,23 @@ def attempt(owner: Owner | None, work: Callable[..., object], *args: Any) -> Non
         exception = caught(owner)
     if exception is not None and owner is not None:
         owner.fail(exception)
+
+
+def attempt_each(owners: Iterable[OwnerT], work: Callable[[OwnerT], object]) -> None:
+    """Call *work* for each of the *owners*; those that don't fail cost no call more."""
+    rest = iter(owners)
+    owner: OwnerT | None = None
+    is_done = False
+    while not is_done:
+        exception = None
+        try:
+            for owner in rest:
+                work(owner)
+            is_done = True
+        except Exception:  # noqa: BLE001 - see `caught`
+            exception = caught(owner)
+        if exception is not None and owner is not None:
+            owner.fail(exception)
 
 
 async def attempt_async(owner: Owner, work: Callable[..., Awaitable[object]], *args: Any) -> None:

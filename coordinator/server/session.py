@@ -34,7 +34,7 @@ from msgspec import structs
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
-from coordinator.runtime.bulkhead import attempt, report
+from coordinator.runtime.bulkhead import attempt, attempt_each, report
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
@@ -1236,8 +1236,7 @@ class Sessions:
         # Who can't be sent to is closed, and others may get answers.
         while self.with_answers or held.unsent_bytes > held.max_unsent_bytes:
             sessions, self.with_answers = self.with_answers, []
-            for session in sessions:
-                attempt(session, session.flush)
+            attempt_each(sessions, Session.flush)
             if held.unsent_bytes > held.max_unsent_bytes:
                 heaviest = max(self._all, key=Session.weight)
                 attempt(heaviest, heaviest.make_room)

@@ -9,7 +9,15 @@ from trio.testing import MockClock
 
 from coordinator.group.records import RecordError
 from coordinator.log.errors import LogCorrupt, LogFailed
-from coordinator.runtime.bulkhead import AGAIN_S, Task, attempt, attempt_async, keep_up, report
+from coordinator.runtime.bulkhead import (
+    AGAIN_S,
+    Task,
+    attempt,
+    attempt_async,
+    attempt_each,
+    keep_up,
+    report,
+)
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import Telemetry
 
@@ -51,6 +59,22 @@ async def test_an_error_ends_its_owner_once_it_is_not_handled_any_more() -> None
     assert "in fail\n" in first
     assert "KeyError: 'a bug'" in first
     assert "in fail_soon\n" in second
+
+
+def test_each_owner_behind_one_that_fails_has_its_turn() -> None:
+    """All sessions with answers send them in one loop, at the end of a round."""
+    owners = [Owner() for _ in range(5)]
+    served: list[Owner] = []
+
+    def work(owner: Owner) -> None:
+        served.append(owner)
+        if owner in (owners[1], owners[4]):
+            raise KeyError
+
+    attempt_each(owners, work)
+
+    assert served == owners
+    assert [len(owner.failed) for owner in owners] == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
