@@ -102,13 +102,14 @@ class TlsListener:
     async def accept(self) -> Transport:
         """Return the next connection."""
         await trio.lowlevel.checkpoint()
-        while not self._ready:
-            if self._is_over:
-                raise trio.ClosedResourceError
-            await self._changed.wait()
-        transport = self._ready.popleft()
-        self._handshakes.let_go(transport)
-        return transport
+        while True:
+            while not self._ready:
+                if self._is_over:
+                    raise trio.ClosedResourceError
+                await self._changed.wait()
+            transport = self._ready.popleft()
+            if self._handshakes.let_go(transport):
+                return transport
 
     def put(self, transport: TlsTransport) -> None:
         """Let it be accepted."""
@@ -211,7 +212,7 @@ class Handshakes:
         self._share = Share(lambda: self.telemetry.received_bytes, clock_s)
         self._under_way: dict[_Handshake, None] = {}  # By when they must have said something.
         self._count_of: Counter[str] = Counter()  # By address, as the next.
-        self._count = 0  # Those that nobody has accepted yet included.
+        self._held: set[Transport] = set()  # Those that nobody has accepted yet included.
         self._has_room = trio.Event()
         self._has_room.set()
         for result in RESULTS:
@@ -244,7 +245,7 @@ class Handshakes:
 
     async def room(self) -> None:
         """Return when another one may begin; one that hasn't said hello in time is ended for it."""
-        while self._count >= self._at_most:
+        while len(self._held) >= self._at_most:
             silent = next((one for one in self._under_way if not one.transport.answers), None)
             hello_until_s = inf if silent is None else silent.until_s - TIMEOUT_S + HELLO_S
             with trio.move_on_at(hello_until_s) as waited:
@@ -252,7 +253,7 @@ class Handshakes:
             if silent is None or not waited.cancelled_caught:
                 continue
             await self.poller.caught_up()
-            if self._count >= self._at_most and not silent.transport.answers:
+            if len(self._held) >= self._at_most and not silent.transport.answers:
                 reason = f"no client hello within {HELLO_S} s, and others wait"
                 attempt(silent, self.refuse, silent, STALLED, reason)
 
@@ -267,11 +268,11 @@ class Handshakes:
             inner.close()
             return
         self._under_way[handshake] = None
-        self._count += 1
+        self._held.add(transport)
         self._count_of[inner.counts_as] += 1
         if self._count_of[inner.counts_as] > most_of_address(self._at_most):
             self.refuse(handshake, REFUSED, "its address has three quarters of all handshakes")
-        elif self._count >= self._at_most:
+        elif len(self._held) >= self._at_most:
             self._has_room = trio.Event()
 
     def wait_for(self, handshake: _Handshake) -> None:
@@ -307,9 +308,9 @@ class Handshakes:
             self.refuse(handshake, REFUSED, refused)
             return
         transport.detach()
-        self._forget(handshake)
-        count(self.telemetry.handshakes, DONE)
         handshake.listener.put(transport)
+        count(self.telemetry.handshakes, DONE)
+        self._forget(handshake)  # At last: what raises above ends in `refuse`.
 
     def refuse(self, handshake: _Handshake, result: str, reason: str | None) -> None:
         """End it, and say why if there is a reason. Idempotent."""
@@ -325,13 +326,16 @@ class Handshakes:
     def _forget(self, handshake: _Handshake) -> bool:
         return self._under_way.pop(handshake, handshake) is None
 
-    def let_go(self, transport: Transport) -> None:
-        """Count one less."""
-        self._count -= 1
+    def let_go(self, transport: Transport) -> bool:
+        """Count one less; return False if it was refused meanwhile, or let go before."""
+        if transport not in self._held:
+            return False
+        self._held.remove(transport)
         self._count_of[transport.counts_as] -= 1
         if not self._count_of[transport.counts_as]:
             del self._count_of[transport.counts_as]
         self._has_room.set()
+        return True
 
 
 class _Gate:

@@ -34,6 +34,7 @@ from coordinator.runtime.node import PatternMatcher
 from coordinator.runtime.offset_changes import ChangesRead, ChangesReader
 from coordinator.server import handshakes, session as sessions
 from coordinator.server.gatekeeper import Gatekeeper
+from coordinator.server.handshakes import TlsListener
 from coordinator.server.session import Session
 from coordinator.server.transport import TlsTransport, Transport
 from protocol import messages as m
@@ -41,6 +42,7 @@ from protocol.connection import ClientConnection, ServerConnection
 from tests.fakes.tls import certificate, client_context
 from tests.fakes.transport import MemoryTransport
 from tests.fuzz.episode import HELD, HELD_BEFORE, KINDS, LAST_ONES, Place, guarded_place, open_place
+from tests.fuzz.guarded import GuardedWorld
 from tests.fuzz.people import EVE, password_of, token_of
 from tests.fuzz.secure import TlsWire
 from tests.logged import BUGS
@@ -235,6 +237,15 @@ def _wrap_makers(monkeypatch: pytest.MonkeyPatch, found: Faults) -> None:
 
         return made
 
+    put = TlsListener.put
+
+    def hand_on(self: TlsListener, transport: Any) -> None:
+        if transport.counts_as == VICTIM:
+            found.call("TlsListener.put", put, self, transport)
+        else:
+            put(self, transport)
+
+    monkeypatch.setattr(TlsListener, "put", hand_on)
     monkeypatch.setattr(Session, "__init__", making("Session()", Session.__init__))
     monkeypatch.setattr(HttpSession, "__init__", making("HttpSession()", HttpSession.__init__))
     monkeypatch.setattr(Gatekeeper, "gate", guard(Gatekeeper.gate))
@@ -470,6 +481,7 @@ async def check(place: Place, what: str) -> None:
     held = {name: held for name in names if (held := w.metrics[name]())}
     assert not held, (what, held)
     assert not w.server.sessions._held_by, what
+    assert not isinstance(w, GuardedWorld) or not w._handshakes._held, what
 
 
 def injections(calls: Counter[str]) -> Iterator[tuple[str, int, bool, type[Exception]]]:
@@ -478,6 +490,8 @@ def injections(calls: Counter[str]) -> Iterator[tuple[str, int, bool, type[Excep
         numbers = {1 + (times - 1) * step // (TIMES - 1) for step in range(TIMES)}
         for number in sorted(numbers):
             yield name, number, number == times, Injected
+        if name == "TlsListener.put":
+            yield name, times, False, Injected
         if name in OF_THE_NETWORK:
             yield name, times, False, ConnectionResetError
 
@@ -520,6 +534,7 @@ async def test_an_error_at_any_call_for_one_client_ends_that_one_alone(
             assert {"Session._go_on", "Session._overdue", "dispatcher.withdraw"} <= seen[0]
             assert {"HttpSession._overdue", "Hub._watch", "Overview.look_again"} <= seen[None]
             assert kind == "open" or "Session.unmute" in seen[0]
+            assert kind == "open" or "TlsListener.put" in seen[1] & seen[None]
     gc.collect()
     kinds = [type(each).__name__ for each in gc.get_objects() if isinstance(each, KINDS)]
     assert len(kinds) <= LAST_ONES
