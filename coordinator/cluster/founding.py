@@ -244,6 +244,10 @@ class Place:
         """Return which cluster is there, None if there is none. Raises ClusterRefused."""
         data = self._read(znodes.CLUSTER_ID)
         if data is None:
+            # A server may be behind; after a transaction, also one that fails, its session is not.
+            self._visit.do(Multi((Check(self._top, _NO_VERSION, {}),)))
+            data = self._read(znodes.CLUSTER_ID)
+        if data is None:
             return None
         fields = _fields(data)
         if fields.get("version") != CLUSTER_VERSION or not isinstance(fields.get("id"), str):

@@ -741,8 +741,9 @@ class ReplicatedJournal:
             self._lost(f"the log ends before entry {newest}")
         elif found and data not in {None, *found}:
             self._lost(f"entry {newest} is another one")
-        elif data is None and reply.version > self._snapshot_version:
-            self._is_loaded = False  # Whether the log goes on from what was loaded nobody can say.
+        elif (data is None or not found) and reply.version > self._snapshot_version:
+            # Nothing shows whether the log goes on from what is held: load the newer snapshot.
+            self._is_loaded = False
 
     def _term_of(self, member: Member, after: Leader | None, *, is_moved: bool = False) -> Leader:
         # By the clock, too: an ensemble that was set back, or is empty, knows too low an epoch.

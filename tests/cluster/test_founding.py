@@ -34,19 +34,29 @@ class Stopped(Exception):
 
 
 class Visitor:
-    """A session for one who waits for each answer; *before* is called with the number of each."""
+    """A session for one who waits for each answer; *before* is called with the number of each.
 
-    def __init__(self, ensemble: Ensemble, before: Callable[[int], None]) -> None:
+    If it *lags*, its server is as far behind as the session allows.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, before: Callable[[int], None], *, lags: bool = False
+    ) -> None:
         self._ensemble = ensemble
         self._session = ensemble.connect()
         self._before = before
+        self._lags = lags
         self._numbers = count()
 
     def do(self, operation: znodes.Operation) -> znodes.Result:
         """Do it."""
         self._before(next(self._numbers))
-        self._ensemble.catch_up(self._session, self._ensemble.transactions)
-        return self._ensemble.do(self._session, operation, None)
+        if not self._lags:
+            self._ensemble.catch_up(self._session, self._ensemble.transactions)
+        result = self._ensemble.do(self._session, operation, None)
+        if isinstance(operation, znodes.Multi):
+            self._ensemble.catch_up(self._session, self._ensemble.transactions)
+        return result
 
 
 class Founder(NamedTuple):
@@ -175,3 +185,12 @@ def test_what_is_being_filled_from_a_folder_is_not_taken_for_an_empty_cluster() 
 
     with pytest.raises(ClusterRefused, match=r"by `cluster init --from`.*run it again"):
         Founder(OTHER, has_folder=False).found(ensemble)
+
+
+def test_a_server_that_is_behind_hides_no_cluster() -> None:
+    """Right after `cluster init` a start was refused for good (78), as if there were none."""
+    ensemble = Ensemble()
+    visit: Any = Visitor(ensemble, lambda _: None, lags=True)
+    Founder(ONE, has_folder=True).found(ensemble)
+
+    assert Place(visit, ACCESS).cluster_id() == ONE

@@ -6,11 +6,21 @@ from typing import Final
 
 import pytest
 
-from coordinator.cluster.effects import CutOff, Effect, Failed, Followed, Leads, Paused, Send
+from coordinator.cluster.effects import (
+    CutOff,
+    Effect,
+    Failed,
+    Followed,
+    Leads,
+    LoadAnew,
+    Paused,
+    Send,
+)
 from coordinator.cluster.engine import (
     Append,
     Code,
     Leader,
+    ReadChunks,
     ReadEntries,
     ReadLeader,
     ReadNode,
@@ -138,6 +148,27 @@ def test_what_was_read_and_waits_to_be_replayed_is_verified_too() -> None:
 
     assert look == ReadEntries(0, 1, 1)
     assert isinstance(failed, Failed)
+
+
+def test_a_node_whose_newest_entry_was_trimmed_loads_what_is_there() -> None:
+    """The log may go on right behind that entry, and come from another history."""
+    journal = new_journal()
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))
+    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 0))
+    (followed,) = journal.replied(entries, Reply(Code.OK, unit(1, 0)), 0)
+    assert isinstance(followed, Followed)
+    assert len(list(followed.batches)) == 1
+    journal.took(0)
+    journal.told(Suspended(), 0)
+    newer = Reply(Code.OK, Snapshot(1, "s", 1, 10, 0, {0: 1}), 1)
+    look = sent(journal.registered(ME, 0))
+    snapshot = sent(journal.replied(look, NOTHING, 0))
+    leader = sent(journal.replied(snapshot, newer, 0))
+    snapshot = sent(journal.replied(leader, Reply(Code.OK, ABOVE, 9), 0))
+    effects = journal.replied(snapshot, newer, 0)
+
+    assert effects == [LoadAnew(0), Send(ReadChunks(0, "s", 0, 1))]
 
 
 def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
