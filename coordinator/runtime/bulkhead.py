@@ -4,6 +4,9 @@ The poller, the accept loop, the sweep, timers and tasks call code that works fo
 has an *owner*: a connection, or a task. `attempt` is the one place that catches what this code
 raises. The traceback is kept as text; the exception, with all that its frames hold, is gone before
 the owner ends. Errors of the log and of the records in it pass: no decision can follow on them.
+A request that fails is answered before its connection ends, so a session catches what its handlers
+raise. The same errors pass there, but for `LogFailed`: a journal that another node leads raises it,
+too, and where the disk failed, the task that flushes ends the process and names the cause.
 Work without an owner is the node's own, and its errors end the process.
 """
 
@@ -76,17 +79,17 @@ async def attempt_async(owner: Owner, work: Callable[..., Awaitable[object]], *a
 
 
 def caught(owner: Owner | None) -> str:
-    """Return the traceback of the exception that is handled, or raise it where it has to pass.
-
-    A nursery in the work wraps it in a group.
-    """
-    exc = sys.exception()
-    is_fatal = (
-        exc.subgroup(FATAL) if isinstance(exc, BaseExceptionGroup) else isinstance(exc, FATAL)
-    )
-    if owner is None or is_fatal:
+    """Return the traceback of the exception that is handled, or raise it where it has to pass."""
+    if owner is None or is_fatal(sys.exception()):
         raise  # noqa: PLE0704 - called in an except block
     return traceback.format_exc()
+
+
+def is_fatal(exc: BaseException | None) -> bool:
+    """Say whether *exc* ends the process; a nursery wraps such an error in a group."""
+    if isinstance(exc, BaseExceptionGroup):
+        return exc.subgroup(FATAL) is not None
+    return isinstance(exc, FATAL)
 
 
 async def keep_up(owner: Owner, work: Callable[[], Awaitable[object]]) -> None:

@@ -16,7 +16,7 @@ import trio
 from msgspec import Struct
 
 from coordinator.group.core import NOBODY, Caller
-from coordinator.runtime.bulkhead import FATAL
+from coordinator.runtime.bulkhead import is_fatal
 from protocol import messages as m
 from protocol.messages import error_response
 
@@ -285,9 +285,9 @@ class CallQueue(Generic[T]):
             call, item = await self.take()
             try:
                 await work(call, item)
-            except FATAL:
-                raise
-            except Exception as exc:  # noqa: BLE001 - one request's bug must not end the others
+            except Exception as exc:
+                if is_fatal(exc):
+                    raise
                 call.failed(exc)
             del call, item  # Don't keep them alive until the next one comes.
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from math import inf
-from traceback import format_exc
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -34,7 +33,7 @@ from msgspec import structs
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
-from coordinator.runtime.bulkhead import attempt, attempt_each, report
+from coordinator.runtime.bulkhead import attempt, attempt_each, caught, is_fatal, report
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.telemetry import KEY_BITS, count
@@ -212,7 +211,7 @@ class SessionCall(Call, eq=False):
             if not session.will_flush:
                 session.flush_later()
         except Exception:  # noqa: BLE001 - as in `prepare`
-            session.fail_soon(format_exc())
+            session.fail_soon(caught(session))
         kind = self.dialect.api_key | self.error << KEY_BITS if self.error else self.dialect.api_key
         session.answered.append((self.arrived_s, kind))
 
@@ -716,9 +715,11 @@ class Session:
             call.request = structs.replace(call.request, assignments=())
 
     def fail_call(self, call: SessionCall, exc: Exception) -> None:
-        """Answer *call*, whose handler had a bug, and end the connection."""
+        """Answer *call*, whose handler had a bug, and end the connection; see `bulkhead`."""
         # The disk's thread knows first that the log failed: all ends, without a bug to look for.
         if not isinstance(exc, LogFailed):
+            if is_fatal(exc):
+                raise exc
             self._sessions.request_failed(call, exc)
             if call.is_open and self._closes_as is not FAILED:
                 self._closes_as = FAILED  # This answer may fail, too.

@@ -8,7 +8,9 @@ import trio
 from msgspec import structs
 from trio.testing import MockClock
 
+from coordinator.group.records import RecordError
 from coordinator.group.shard import GroupShard
+from coordinator.log.errors import LogCorrupt
 from protocol.connection import encode_error
 from protocol.errors import ErrorCode
 from protocol.group_ids import NODE_PARTITION
@@ -388,6 +390,36 @@ async def test_a_bug_over_several_groups_ends_one_connection(
         assert await friend.error(beat()) == 25
         monkeypatch.undo()
         assert await friend.ask(ListGroupsRequest((), ())) == ListGroupsResponse(0, ())
+
+
+@pytest.mark.parametrize("error", [RecordError("entry"), LogCorrupt("log")], ids=repr)
+@pytest.mark.parametrize("where", ["handler", "slice", "answer"])
+async def test_an_error_of_the_log_in_a_request_ends_the_process(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Nothing may be decided after it, and an answer with -1 would hide it."""
+
+    def broken(*_: Any) -> Any:
+        raise error
+
+    async def ask() -> None:
+        async with world() as w:
+            client = w.connect()
+            if where == "slice":
+                monkeypatch.setattr(w.node.shard_of("g").core, "list_groups", broken)
+                client.send(ListGroupsRequest((), ()))
+            elif where == "handler":
+                monkeypatch.setattr(GroupShard, "handle", broken)
+                client.send(beat())
+            else:
+                monkeypatch.setattr("coordinator.server.session.encode_response", broken)
+                client.send(beat())
+            await turn()
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await ask()
+
+    assert failed.group_contains(type(error))
 
 
 # --- clients that vanish ----------------------------------------------------------------
