@@ -175,8 +175,8 @@ class SessionCall(Call, eq=False):
         return frame
 
     def renew(self, prepared: bytes, leader_epoch: int) -> bytes:
-        """Return the frame, as of another epoch."""
-        return of_epoch(prepared, leader_epoch)
+        """Return the frame, as of another epoch; that of an answer that failed stays empty."""
+        return of_epoch(prepared, leader_epoch) if prepared else prepared
 
     def attempt(self, decide: Callable[[], None]) -> None:
         """Call *decide*, unless the client is gone; nobody takes it from its line without room."""

@@ -392,6 +392,28 @@ async def test_a_bug_over_several_groups_ends_one_connection(
         assert await friend.ask(ListGroupsRequest((), ())) == ListGroupsResponse(0, ())
 
 
+async def test_an_answer_that_cannot_be_packed_passes_a_new_epoch(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It waits with the others for the log, whose node renews them all and must not end by it."""
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a planted bug")
+
+    calls: list[Any] = []
+    async with world() as w:
+        client = w.connect()
+        monkeypatch.setattr(w.server.dispatcher, "dispatch", lambda call, *_: calls.append(call))
+        client.send(beat())
+        await turn()
+        monkeypatch.setattr("coordinator.server.session.encode_response", broken)
+        prepared = calls[0].prepare(HeartbeatResponse(0), 1)
+
+        calls[0].send(calls[0].renew(prepared, 2))
+        await turn()
+        assert client.transport.closed
+
+
 @pytest.mark.parametrize("error", [RecordError("entry"), LogCorrupt("log")], ids=repr)
 @pytest.mark.parametrize("where", ["handler", "slice", "answer"])
 async def test_an_error_of_the_log_in_a_request_ends_the_process(
