@@ -131,9 +131,10 @@ def test_the_order_stands_still_under_the_pointer(opened: OpenPage, served: Exit
     api, url = night(served)
     page = opened(url)
     expect(page.locator(ROWS)).to_have_count(41)
-    last = page.locator(ROWS).last.locator("th").inner_text()
 
     page.locator(ROWS).nth(3).hover()
+    last = page.locator(ROWS).last.get_attribute("data-key")
+    assert last is not None
     api.change(last, lag=9_000_000)
     expect(page.locator(ROWS).last).to_contain_text("9,000,000")
     api.change(last, lag=9_000_001)
@@ -182,6 +183,8 @@ def test_of_a_partition_and_a_member_nothing_is_left_out_where_it_is_narrow(
         (member, {"loader-4 static rack-4", "10.0.0.9", "2"}),
     ):
         row.scroll_into_view_if_needed()
+        for text in said:  # What comes into sight is rendered a moment later.
+            expect(row).to_contain_text(text, use_inner_text=True)
         cells = [cell for cell in row.locator("th, td").all() if cell.is_visible()]
         assert said <= {cell.inner_text() for cell in cells}
         boxes = [box for cell in cells if (box := cell.bounding_box()) is not None]

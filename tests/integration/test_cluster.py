@@ -87,7 +87,7 @@ async def test_a_node_that_comes_back_follows_and_leads_again(nodes: Nodes) -> N
 async def test_a_node_over_tls_with_a_log_in_leads_too(tmp_path: Path) -> None:
     """As in every network that is somebody's; the commits cross it encrypted."""
     with guarded_server(tmp_path) as server:
-        nodes = Nodes(server.settings("/gc"))
+        nodes = Nodes((*server.settings("/gc"), "cluster.create=true"))
         nodes.start(1)
         try:
             async with workers(nodes, "g") as working:
