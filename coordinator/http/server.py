@@ -46,7 +46,7 @@ from coordinator.server.session import (
     End,
     most_of_address,
 )
-from coordinator.server.transport import Listener, Transport
+from coordinator.server.transport import Listener, Transport, attach
 from protocol.acls import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -158,12 +158,7 @@ class HttpSessions:
         attempt(session, self._attach, session)
 
     def _attach(self, session: HttpSession) -> None:
-        no_room = None
-        try:
-            session.transport.attach(self.poller, session)
-        except OSError as exc:
-            no_room = str(exc.strerror)
-        if no_room is not None:
+        if (no_room := attach(session.transport, self.poller, session)) is not None:
             self._turn_away(session.transport, NO_DESCRIPTORS, no_room)
             session.close(FAILED)
 

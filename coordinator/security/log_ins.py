@@ -47,20 +47,15 @@ class LogIns:
         self._bearer = self._read_bearer() if OAUTHBEARER in settings.mechanisms() else None
         self._password = self._read_password() if settings.sasl_bootstrap_user else ""
 
-    def over(self, users: Users, secret: bytes) -> Callable[[], LogIn]:
-        """Return what begins the log-in of a connection; for *secret* see `take_secret`.
-
-        With an empty one nobody may log in before `take_secret`.
-        """
+    def over(self, users: Users) -> Callable[[], LogIn]:
+        """Return a function that begins the log-in of a connection; `take_secret` comes first."""
         self._authenticator = authenticator = Authenticator(
             mechanisms=self._settings.mechanisms(),
             credential=users.credential,
             bearer=self._bearer,
-            secret=secret,
+            secret=b"",
             max_session_ms=self._settings.connections_max_reauth_ms,
         )
-        if secret:
-            self.take_secret(secret)
         return lambda: LogIn(authenticator)
 
     def take_secret(self, secret: bytes) -> None:

@@ -43,6 +43,7 @@ from coordinator.server.transport import (
     NotTls,
     TlsTransport,
     Transport,
+    attach,
 )
 
 TIMEOUT_S: Final = 5.0
@@ -50,7 +51,8 @@ TIMEOUT_S: Final = 5.0
 HELLO_S: Final = 0.02
 # A round: one handshake, or several looks at peers that have sent little.
 SLICE_S: Final = 0.000_2
-# At most so many at a time, or an eighth of all descriptors: see `server.run`.
+# Handshakes at a time, at most; an eighth of the descriptors for clients if that is less
+# (`descriptors`).
 HANDSHAKES_MAX: Final = 1_000
 
 # How handshakes end, as they are counted.
@@ -260,11 +262,9 @@ class Handshakes:
     def _begin(self, inner: Transport, listener: TlsListener) -> None:
         transport = TlsTransport(inner, self._identities.context)
         handshake = _Handshake(self, transport, listener)
-        try:
-            transport.attach(self.poller, handshake)
-        except OSError as exc:
+        if (no_room := attach(transport, self.poller, handshake)) is not None:
             listener.no_room()
-            self._warn("connection.refused", inner.peer, reason=str(exc.strerror))
+            self._warn("connection.refused", inner.peer, reason=no_room)
             inner.close()
             return
         self._under_way[handshake] = None

@@ -313,9 +313,9 @@ def load_log_ins(settings: Settings) -> "LogIns | None":
     return LogIns(settings, log_event)
 
 
-def make_log_ins(log_ins: "LogIns | None", node: Node, secret: bytes) -> Callable[[], LogIn] | None:
+def make_log_ins(log_ins: "LogIns | None", node: Node) -> Callable[[], LogIn] | None:
     """Return what begins the log-in of a connection, by what *node* knows of users."""
-    return None if log_ins is None else log_ins.over(node.registry.core.users, secret)
+    return None if log_ins is None else log_ins.over(node.registry.core.users)
 
 
 def make_authorizer(settings: Settings, node: Node) -> Authorizer:
@@ -375,7 +375,7 @@ async def _serve_logs(
         coordination=logs.coordination,
         max_connections=console.room.max_connections(settings),
         authorizer=make_authorizer(settings, node),
-        begin_log_in=make_log_ins(log_ins, node, b""),
+        begin_log_in=make_log_ins(log_ins, node),
     )
     if log_ins is not None:
         logs.on_secret(log_ins.take_secret)

@@ -41,7 +41,7 @@ from coordinator.server.addresses import counted_as
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.gatekeeper import STRANGER_REQUEST_BYTES_MAX, Gate, Gatekeeper
 from coordinator.server.throttles import Throttle
-from coordinator.server.transport import NETWORK_ERRORS, Transport
+from coordinator.server.transport import NETWORK_ERRORS, Transport, attach
 from protocol.connection import (
     SIZE,
     BadRequest,
@@ -351,12 +351,7 @@ class Session:
             )
         if self.gate is not None:
             self._dispatcher = self.gate
-        no_room = None
-        try:
-            transport.attach(self._poller, self)
-        except OSError as exc:
-            no_room = str(exc.strerror)
-        if no_room is not None:
+        if (no_room := attach(transport, self._poller, self)) is not None:
             self._sessions.refuse(transport, NO_DESCRIPTORS, no_room)
             self.close(FAILED)
 

@@ -102,6 +102,15 @@ class Transport(Protocol):
         """Close at once, and call nobody back any more. Idempotent."""
 
 
+def attach(transport: Transport, poller: Poller, reader: Reader) -> str | None:
+    """Attach *reader* to *transport*; if no descriptor is left for that, return the reason."""
+    try:
+        transport.attach(poller, reader)
+    except OSError as exc:
+        return str(exc.strerror)
+    return None
+
+
 class Listener(Protocol):
     """Where connections come from."""
 
@@ -188,7 +197,7 @@ class NotTls(ConnectionError):
 
 
 class _Over:
-    """What stands for OpenSSL's end of a connection that was closed, or hasn't said hello."""
+    """A stand-in for OpenSSL's end where a connection is closed, or its hello isn't whole."""
 
     def read(self, _size_bytes: int) -> bytes:
         raise trio.ClosedResourceError
@@ -389,7 +398,7 @@ class TlsTransport:
             self.detach()
             with suppress(*NETWORK_ERRORS):
                 if self._is_encrypted:
-                    with suppress(ssl.SSLError):  # It waits for the peer's, or is over.
+                    with suppress(ssl.SSLError):  # The peer's end has yet to come.
                         self._tls.unwrap()
                 self.flush()
         finally:

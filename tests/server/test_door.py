@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from coordinator.config import ConfigError, load_settings
 from coordinator.server.transport import listen
+from tests.fakes.transport import MemoryTransport
 from tests.server.world import beat, world
 
 
@@ -63,6 +64,31 @@ async def test_a_connection_that_broke_before_accept(code: int, autojump_clock: 
         await trio.sleep(0.2)
 
         assert sent in client.answers()
+
+
+async def test_a_connection_that_the_system_does_not_watch_is_refused_alone(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of watched descriptors has a limit of the machine's, which others may use up."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with world() as w:
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryTransport, "attach", refuse)
+            refused = w.connect()
+            await trio.sleep(0.1)
+        client = w.connect()
+        sent = client.send(beat())
+        await trio.sleep(0.1)
+
+        assert refused.transport.closed
+        assert sent in client.answers()
+        telemetry = w.environment.telemetry
+        assert telemetry.connections_refused["descriptors"] == 1
+        assert not any(telemetry.connections_failed.values())
+        assert len(list(w.server.sessions)) == 1
 
 
 async def test_reads_that_always_end_inside_another_frame(autojump_clock: MockClock) -> None:

@@ -27,7 +27,7 @@ from protocol.scram import SALT_BYTES, Mechanism
 from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
 from tests.server.test_turns import until_soon
-from tests.server.world import Client, World, beat, commit, join, world
+from tests.server.world import Client, World, answer_or_end, beat, commit, join, world
 
 SCRAM: Final = "SCRAM-SHA-256"
 SECRET: Final = "sesame-7f3a"
@@ -48,27 +48,19 @@ async def guarded(tmp_path: Path, *settings: str, disk: Disk | None = None) -> A
         yield here
 
 
-async def step(client: Client, request: m.Request) -> Any:
-    """Ask, and wait as long as an answer to a failure may take."""
-    sent = client.send(request)
-    with trio.move_on_after(2):
-        while sent not in client.answers() and not client.transport.closed:  # noqa: ASYNC110 - a fake tells nobody
-            await trio.sleep(0.01)
-    found = client.answers().get(sent)
-    return None if found is None else found.response
-
-
 async def log_in(client: Client, name: str, password: str, mechanism: str = SCRAM) -> Any:
     """Log in by SCRAM; return the last answer, None if the connection was closed."""
-    answer = await step(client, m.SaslHandshakeRequest(mechanism))
+    answer = await answer_or_end(client, m.SaslHandshakeRequest(mechanism))
     if answer is None or answer.error:
         return answer
     ours = ScramClient([mechanism], name, password)
-    answer = await step(client, m.SaslAuthenticateRequest(ours.get_client_first().encode()))
+    answer = await answer_or_end(
+        client, m.SaslAuthenticateRequest(ours.get_client_first().encode())
+    )
     if answer is None or answer.error:
         return answer
     ours.set_server_first(answer.auth_bytes.decode())
-    return await step(client, m.SaslAuthenticateRequest(ours.get_client_final().encode()))
+    return await answer_or_end(client, m.SaslAuthenticateRequest(ours.get_client_final().encode()))
 
 
 async def known(here: World, name: str = "root", password: str = SECRET, **where: Any) -> Client:
@@ -258,9 +250,9 @@ async def test_who_is_cut_off_for_what_he_asks_leaves_nothing_counted(
                 assert not first.transport.closed
             case _:
                 client = here.connect()
-                await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))
+                await answer_or_end(client, m.SaslHandshakeRequest("OAUTHBEARER"))
                 said = m.SaslAuthenticateRequest(b"n,,\x01auth=Bearer token\x01\x01")
-                assert (await step(client, said)).error == 0
+                assert (await answer_or_end(client, said)).error == 0
                 here.wall_ms += 10_000
                 client.send(beat())
                 await trio.testing.wait_all_tasks_blocked()
@@ -413,13 +405,13 @@ async def test_a_token_ends_the_connection_with_it(
     settings = ("sasl.enabled.mechanisms=OAUTHBEARER", f"sasl.tokens.file={tokens}")
     async with guarded(tmp_path, *settings, "super.users=User:etl") as here:
         client = here.connect()
-        assert (await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))).error == 0
+        assert (await answer_or_end(client, m.SaslHandshakeRequest("OAUTHBEARER"))).error == 0
         first = b"n,,\x01auth=Bearer token\x01\x01"
-        answer = await step(client, m.SaslAuthenticateRequest(first))
+        answer = await answer_or_end(client, m.SaslAuthenticateRequest(first))
         assert (answer.error, answer.session_lifetime_ms) == (0, 10_000)
         assert (await client.ask(commit())).topics[0].partitions[0].error == 0  # type: ignore[attr-defined]  # of a commit
         here.wall_ms += 10_000
-        assert await step(client, commit()) is None
+        assert await answer_or_end(client, commit()) is None
         assert client.transport.closed
 
 
@@ -434,9 +426,9 @@ async def test_a_token_that_is_taken_out_of_its_file_ends_its_connections(
     async with guarded(tmp_path, *settings) as here:
         clients = [here.connect(), here.connect()]
         for client, word in zip(clients, ("token", "other"), strict=True):
-            await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))
+            await answer_or_end(client, m.SaslHandshakeRequest("OAUTHBEARER"))
             said = m.SaslAuthenticateRequest(f"n,,\x01auth=Bearer {word}\x01\x01".encode())
-            assert (await step(client, said)).error == 0
+            assert (await answer_or_end(client, said)).error == 0
         tokens.write_text(f"bob {hashes[1]}\n")
         assert here.log_ins is not None
         here.log_ins.watch()
@@ -460,7 +452,7 @@ async def test_while_users_are_not_known_yet_a_log_in_is_told_to_come_back(
     async with guarded(tmp_path) as here:
         here.node.registry.status = status
         client = here.connect()
-        answer = await step(client, m.SaslHandshakeRequest(SCRAM))
+        answer = await answer_or_end(client, m.SaslHandshakeRequest(SCRAM))
         assert answer.error == error
         here.node.registry.status = Status.ACTIVE
         assert (await log_in(client, "root", SECRET)).error == 0
@@ -478,18 +470,20 @@ def test_a_secret_that_is_known_later_makes_up_the_same_credentials(tmp_path: Pa
         ]
     )
 
-    def credentials(secret: bytes, later: bytes) -> list[Any]:
+    def credentials(secret: bytes, *, is_late: bool) -> list[Any]:
         log_ins = LogIns(settings, lambda _name, _fields: None)
-        log_ins.over(Nobody(), secret)
+        log_ins.over(Nobody())
+        if not is_late:
+            log_ins.take_secret(secret)
         accounts = log_ins.accounts(lambda: b"")
-        if later:
-            log_ins.take_secret(later)
+        if is_late:
+            log_ins.take_secret(secret)
         looks = accounts._credential, accounts._made_up
         return [look(name, SCRAM) for look in looks for name in ("root", "nobody")]
 
-    at_once = credentials(b"secret", b"")
-    assert credentials(b"", b"secret") == at_once
-    assert credentials(b"", b"another") != at_once
+    at_once = credentials(b"secret", is_late=False)
+    assert credentials(b"secret", is_late=True) == at_once
+    assert credentials(b"another", is_late=True) != at_once
 
 
 class Nobody:

@@ -1,4 +1,4 @@
-"""What a node of a cluster says before it has found the cluster, and read what is in it."""
+"""The answers of a node before it has found its cluster, and read what is in it."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ from coordinator.runtime.shard import Status
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, ApiKey, error_response
-from tests.server.world import commit, without_words
+from tests.server.world import answer_or_end, commit, without_words
 from tests.sim.cluster import PARTITIONS, Cluster, Contact, Host, ask, until
 from tests.sim.cluster_simulation import ClusterNetwork
 from tests.sim.history import History
@@ -50,15 +50,11 @@ class Starting:
 
 
 async def answer(host: Host, request: m.Request) -> Any:
-    """Return the answer, None if the connection was closed instead; it is given a second."""
+    """Return the answer, None if the connection was closed instead."""
     client = host.connect()
-    sent = client.send(request)
-    with trio.move_on_after(1):
-        while sent not in client.answers() and not client.transport.closed:  # noqa: ASYNC110 - a fake tells nobody
-            await trio.sleep(0.01)
-        found = client.answers().get(sent)
-        return None if found is None else found.response
-    raise AssertionError("no answer, and the connection is open")
+    found = await answer_or_end(client, request, within_s=1)
+    assert found is not None or client.transport.closed
+    return found
 
 
 @pytest.mark.parametrize("key", ANSWERED, ids=lambda key: APIS[key].name)
@@ -144,7 +140,7 @@ async def test_an_id_that_is_set_is_told_at_once(autojump_clock: MockClock) -> N
 async def test_a_client_waits_for_a_node_that_starts(
     cluster_id: str, autojump_clock: MockClock
 ) -> None:
-    """It neither hangs nor gives up, and takes the cluster for no other one than it is."""
+    """The client neither hangs nor gives up, and takes the cluster for no other one than it is."""
     async with trio.open_nursery() as nursery:
         starting = Starting(nursery)
         starting.cluster.listen = starting.network.listen
@@ -168,7 +164,7 @@ async def test_a_client_waits_for_a_node_that_starts(
 
 
 async def test_a_node_that_starts_is_not_ready_and_says_why(autojump_clock: MockClock) -> None:
-    """It is alive: a restart would only begin anew to wait for ZooKeeper."""
+    """The node is alive: a restart would only begin anew to wait for ZooKeeper."""
     async with trio.open_nursery() as nursery:
         host = Starting(nursery).start()
         await trio.sleep(5)

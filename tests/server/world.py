@@ -242,8 +242,10 @@ class World:
             coordination=EmbeddedCoordination(leader),
             max_connections=max_connections,
             authorizer=make_authorizer(settings, self.node),
-            begin_log_in=make_log_ins(self.log_ins, self.node, bytes(16)),
+            begin_log_in=make_log_ins(self.log_ins, self.node),
         )
+        if self.log_ins is not None:
+            self.log_ins.take_secret(self.journal.key.secret)
 
     def _new_uuid(self) -> str:
         self._ids += 1
@@ -324,6 +326,16 @@ def commit(offset: int = 1, *partitions: int, group_id: str = "g") -> OffsetComm
     """Return a commit without a member."""
     commits = tuple(PartitionCommit(p, offset, -1, "", None) for p in partitions or (0,))
     return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", commits),))
+
+
+async def answer_or_end(client: Client, request: Request, within_s: float = 2) -> Any:
+    """Ask; return the answer, which may be a delayed failure, or None if the connection ends."""
+    sent = client.send(request)
+    with trio.move_on_after(within_s):
+        while sent not in client.answers() and not client.transport.closed:  # noqa: ASYNC110 - a fake tells nobody
+            await trio.sleep(0.01)
+    found = client.answers().get(sent)
+    return None if found is None else found.response
 
 
 def without_words(response: Any) -> Any:
