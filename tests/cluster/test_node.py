@@ -180,12 +180,18 @@ def test_a_node_ends_as_soon_as_what_every_cluster_has_is_removed(path: str) -> 
         assert "group-coordinator cluster init" in reason
 
 
-def test_a_node_that_meets_an_ensemble_without_data_ends() -> None:
-    """Its servers have no room for a registration either."""
+def all_cut_off() -> History:
+    """Return a cluster at rest, none of whose nodes has a connection."""
     history = History(1, steps=0, journals=1)
     history.run()
     for host in history.hosts:
         host.line.drop()
+    return history
+
+
+def test_a_node_that_meets_an_ensemble_without_data_ends() -> None:
+    """Its servers have no room for a registration either."""
+    history = all_cut_off()
     ensemble = history.world.ensemble
     while ensemble.wipe(lambda leaves: leaves[0]):
         pass
@@ -196,10 +202,7 @@ def test_a_node_that_meets_an_ensemble_without_data_ends() -> None:
 
 def test_a_node_that_meets_another_cluster_ends_before_it_does_anything_there() -> None:
     """Somebody has made a new one in the place of the wiped one, and its fences may fit."""
-    history = History(1, steps=0, journals=1)
-    history.run()
-    for host in history.hosts:
-        host.line.drop()
+    history = all_cut_off()
     ensemble = history.world.ensemble
     other = f'{{"version":1,"id":"{"B" * 22}"}}'.encode()
     change = znodes.Set(znodes.CLUSTER_ID, other, znodes.ANY_VERSION, {})

@@ -2,7 +2,7 @@
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -102,6 +102,23 @@ def test_a_crash_at_every_operation_keeps_what_was_acknowledged(
             assert WRITTEN[: len(seen)] == seen
             assert acknowledged == seen[: len(acknowledged)]
             survives_again(disk, seen, seed)
+
+
+def recovered(
+    crashed: Disk,
+    acknowledged: list[int],
+    open_: Callable[[Disk], Journal] = reopen,
+    written: Sequence[int] = WRITTEN,
+) -> int:
+    """Recover each state that a power cut can leave of *crashed*, twice; return how many."""
+    states = 0
+    for states, disk in enumerate(crashed.crash_states(), 1):
+        seen = replayed(open_(disk))
+        assert list(written[: len(seen)]) == seen
+        assert acknowledged == seen[: len(acknowledged)]
+        disk.crash(random.Random(states))
+        assert seen == replayed(open_(disk))
+    return states
 
 
 def survives_again(disk: Disk, seen: list[int], seed: int) -> None:
@@ -343,13 +360,7 @@ def test_every_state_that_a_power_cut_can_leave_of_a_disk_filled_in_one_step_is_
     for number in range(operations_of(origin, filling)):
         crashed = origin.copy()
         acknowledged = acknowledged_in(crashed, number, filling)
-        for disk in crashed.crash_states():
-            states += 1
-            seen = replayed(open_journal(disk))
-            assert list(range(7))[: len(seen)] == seen
-            assert acknowledged == seen[: len(acknowledged)]
-            disk.crash(random.Random(states))
-            assert seen == replayed(open_journal(disk))
+        states += recovered(crashed, acknowledged, open_journal, list(range(7)))
     assert states > 100
 
 
@@ -458,13 +469,7 @@ def test_every_state_that_a_power_cut_can_leave_of_a_roll_without_room_is_recove
         for number in range(failing + 1, len(whole.operations)):
             crashed, acknowledged, end = rolled_without_room(failing, crash_at=number)
             assert isinstance(end, CrashNow)
-            for disk in crashed.crash_states():
-                states += 1
-                seen = replayed(reopen(disk))
-                assert WRITTEN[: len(seen)] == seen
-                assert acknowledged == seen[: len(acknowledged)]
-                disk.crash(random.Random(states))
-                assert seen == replayed(reopen(disk))
+            states += recovered(crashed, acknowledged)
     assert states > 200
 
 
@@ -476,14 +481,7 @@ def test_every_state_that_a_power_cut_can_leave_is_recovered(story: Story) -> No
     for number in range(operations_of(origin, story)):
         crashed = origin.copy()
         acknowledged = acknowledged_in(crashed, number, story)
-        for disk in crashed.crash_states():
-            states += 1
-            journal = reopen(disk)
-            seen = replayed(journal)
-            assert WRITTEN[: len(seen)] == seen
-            assert acknowledged == seen[: len(acknowledged)]
-            disk.crash(random.Random(states))
-            assert seen == replayed(reopen(disk))
+        states += recovered(crashed, acknowledged)
     assert states > 2 * operations_of(origin, story)
 
 

@@ -506,7 +506,7 @@ def torn_stores(before: bytes, after: bytes) -> Iterator[bytes]:
 def test_any_split_of_a_store_leaves_a_mark_that_was_true(
     positions: list[int], data: st.DataObject
 ) -> None:
-    """Whatever bytes of a store are there: its own position, or the one of the store before it."""
+    """A torn store reads as its own position, or as the one of the store before it."""
     disk = Disk()
     mark = DurablePosition(disk.directory(), 0)
     for position in sorted(positions):
@@ -521,7 +521,7 @@ def test_any_split_of_a_store_leaves_a_mark_that_was_true(
 
 
 def test_the_mark_of_an_older_build_is_read() -> None:
-    """It had one record, and refuses what is cut off below it as before."""
+    """A mark of one record refuses a log that is cut off below it, as before."""
     origin = made(clean=False, count=3)
     end = decode_durable(origin.files()["durable"])
     older = origin.copy()

@@ -351,7 +351,7 @@ def test_what_may_be_lost_without_a_mark_is_fenced(content: bytes | None, tail: 
 
 
 def test_a_damaged_mark_beside_the_marker_of_a_clean_stop_costs_nothing() -> None:
-    """That one says more."""
+    """The marker says more than the mark."""
     disk = made()
     disk.put("durable", b"?" * 12)
     assert verdict(disk) is not None

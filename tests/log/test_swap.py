@@ -49,6 +49,12 @@ def origin() -> Disk:
     return disk
 
 
+def swap_of(journal: Journal, segment_bytes: int = SEGMENT_BYTES) -> Swap:
+    """Compact what is sealed; return what puts the outputs in its place."""
+    job = a_job(journal, segment_bytes=segment_bytes)
+    return Swap(journal, job, finish(compact(journal.directory, job)))
+
+
 def compacting(disk: Disk) -> Journal:
     """Compact everything, into several outputs."""
     journal = reopen(disk)
@@ -66,8 +72,7 @@ def compacting_and_writing(disk: Disk) -> Journal:
         journal.append(3, [Entry(1, 0, "new", ("t", number), ("x" * 220,))], NOW_MS)
         flush(journal)
 
-    job = a_job(journal, segment_bytes=100)
-    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap = swap_of(journal, segment_bytes=100)
     write(0)
     swap.announce()
     write(1)
@@ -215,8 +220,7 @@ def swap_that_finds_no_room(
 ) -> tuple[Journal, Exception | None]:
     """Compact, with no room at an operation of the swap, also not in that of the ballast."""
     journal = reopen(disk)
-    job = a_job(journal, segment_bytes=100)
-    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap = swap_of(journal, segment_bytes=100)
     disk.plan(fail_at=failing, error=errno.ENOSPC, fails_again=True, crash_at=crash_at)
     try:
         swap.announce()
@@ -301,9 +305,7 @@ def test_an_output_that_is_not_as_was_said_is_never_installed() -> None:
 def test_an_output_that_is_gone_is_never_installed() -> None:
     """A rename that is left out, as it was done before there was no room, must not hide that."""
     disk = origin()
-    journal = reopen(disk)
-    job = a_job(journal)
-    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap = swap_of(reopen(disk))
     swap.announce()
     disk.delete("compaction-2-1-0.tmp")
 
@@ -318,8 +320,7 @@ def test_a_read_goes_on_over_a_swap() -> None:
     old = [offset for b in journal.read(0) for offset, _ in b.entries]
     reading = journal.read(0)
     seen = [next(reading).base_offset]
-    job = a_job(journal)
-    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap = swap_of(journal)
     swap.announce()
     swap.install()
     before = journal.readers.now()

@@ -216,7 +216,7 @@ def test_any_other_failure_to_zero_is_one_of_the_log(call: int, error: int) -> N
 def test_one_call_that_writes_and_syncs_may_lose_all_of_it_for_lack_of_room(
     monkeypatch: pytest.MonkeyPatch, zeros_bytes: int
 ) -> None:
-    """It doesn't tell which of the two failed; none of the bytes counts until they are repeated."""
+    """The call doesn't tell which of the two failed; no byte counts until both are repeated."""
     disk = Disk()
     journal = opened(disk, zeros_bytes=zeros_bytes)
     write(journal, 0, 0)
