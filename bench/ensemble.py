@@ -64,7 +64,7 @@ class ZooKeeperServer:
 
     Attributes:
         port: Where its clients connect.
-        data: What it keeps, but for its number.
+        data: The folder of its data, without its number.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Violation(Exception):
 
 
 class Place(NamedTuple):
-    """What a client has to know; ports by kind, and how long an answer is."""
+    """A daemon as its clients know it: ports and sizes of an answer, both by kind, and the CA."""
 
     ports: dict[str, int]
     sizes: dict[str, int]
@@ -75,7 +75,7 @@ class Crowd:
         }
 
     def run(self, connections: int) -> None:
-        """Have so many come and go."""
+        """Have *connections* come and go."""
         pairs = list(product(KINDS, WAYS))
         self._rng.shuffle(pairs)
         for _, (kind, way) in zip(range(0, connections, BATCH), cycle(pairs), strict=False):
@@ -143,7 +143,7 @@ def _request(kind: str, times: int) -> bytes:
 
 
 def _read(connection: socket.socket, size_bytes: int) -> int:
-    """Read so much, and return how much there was."""
+    """Read up to *size_bytes*; return the number of bytes that came."""
     read_bytes = 0
     while read_bytes < size_bytes:
         data = connection.recv(min(READ_BYTES, size_bytes - read_bytes))
@@ -168,7 +168,7 @@ def _leave(connection: socket.socket, way: str, rng: random.Random) -> None:
 
 
 def run(folder: Path, *, connections: int, seed: int = 0) -> str:
-    """Have so many come and go; return a line that says what was seen. Raises Violation."""
+    """Have *connections* come and go; return a line that says what was seen. Raises Violation."""
     settings = [
         *write_stores(folder),
         "http.listeners=http://127.0.0.1:0,https://127.0.0.1:0",

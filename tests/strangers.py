@@ -42,7 +42,7 @@ from protocol.messages import (
 from tests.fakes.tls import HOST, client_context, write_stores
 from tests.integration.daemon import Connection, Daemon, daemon, until
 
-# What a first request has, and one second more.
+# Seconds that a first request may take, and one more.
 IN_WITHIN_S: Final = 11.0
 _HALF_HELLO: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" + b"x" * 200
 _HALVES: Final = {
@@ -74,7 +74,7 @@ class Insider:
 
     Attributes:
         asked: How often.
-        slowest_s: What the slowest answer took.
+        slowest_s: The time of the slowest answer.
     """
 
     def __init__(self, name: str, ask: Callable[[], None], pause_s: float = 0.05) -> None:

@@ -239,7 +239,7 @@ class ClusterNode:
             self._strays.add(reply.stray)
             self._out.append(Stray(reply.stray))
         if what := self._found_instead(request, reply):
-            # What else this session answers is not about the cluster that was served.
+            # Further answers of this session are not about the cluster that was served.
             self._suspend(Suspended())
             self._out.append(Failed(ClusterGone(what)))
             return self._done()

@@ -380,7 +380,7 @@ class _Stream:
     def hang_up(self) -> None:
         """Have who reads find that the server doesn't answer; callable from any thread."""
         self._is_overdue = True
-        with suppress(OSError):  # It is over already.
+        with suppress(OSError):  # The connection is over already.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Without a word of TLS.
 
     def pending(self) -> int:
@@ -438,7 +438,7 @@ def srvr(server: Server, new_tls: Callable[[], ssl.SSLContext] | None, patience_
         encrypted(plain, server.name, new_tls) as sock,
     ):
         sock.sendall(b"srvr")
-        with suppress(ConnectionError, ssl.SSLEOFError):  # It hangs up without a farewell.
+        with suppress(ConnectionError, ssl.SSLEOFError):  # A server hangs up without a farewell.
             while data := sock.recv(_READ_BYTES):
                 answer += data
     return answer.decode(errors="replace")

@@ -148,9 +148,10 @@ class TopicEndFacts(NamedTuple):
 
 
 def longest_behind(lag_seconds: float, lag: int, group_id: str) -> tuple[float, int, str]:
-    """Return the key by which who is behind for the longest comes first, then by messages.
+    """Return the key that sorts groups by the time that they are behind, the longest first.
 
-    Who is behind for an unknown time stands before who isn't behind.
+    A group that is behind for an unknown time comes before those that aren't behind. Groups with
+    equal times are sorted by messages.
     """
     return -max(lag_seconds, 0), -lag, group_id
 

@@ -14,9 +14,8 @@ Nothing keeps that sum up to date, as a commit would pay for it. Whoever asks ha
 may be long, so what goes over all groups is an iterator that pauses whenever its turn is over, and
 goes on when everybody else has had theirs. Groups may come and go meanwhile.
 
-Once a minute the sum of each group is noted, so that it can be said how it changes, the lag of each
-of its partitions. Such samples are soft: they begin anew with
-every load.
+Once a minute the sum of each group is noted, so that it can be said how it changes, and the
+lag of each of its partitions. Such samples are soft: they begin anew with every load.
 """
 
 import bisect

@@ -80,7 +80,7 @@ def operations(entry: "Entry | None") -> tuple[Operation, ...]:
 def _said(request: HttpRequest) -> views.LogIn:
     try:
         return msgspec.json.decode(request.body, type=views.LogIn)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # They may quote the body.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # Their texts quote it.
         raise Refused(400, "the body is no JSON with a name and a password, or a token") from None
 
 

@@ -544,7 +544,7 @@ class Journal:
         index = Index(old.base, old.end, ends, old.positions, manifest.cluster_id, info.format)
 
         def seal_and_create() -> tuple[str, File]:
-            # What is left of the zeros would stand between the index and the end.
+            # Zeros that are left would stand between the index and the end.
             old.file.truncate(old.data_bytes)
             old.file.write(encode_footer(index), old.data_bytes)
             old.file.sync()

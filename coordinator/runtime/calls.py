@@ -387,7 +387,7 @@ class Slices:
 
         try:
             while goes_on:
-                goes_on = False  # Nobody waits any more, or there was a bug.
+                goes_on = False  # Stays so if the client is gone, or after a bug.
                 self._share.begin()
                 call.attempt(go_on)
                 await self._share.pause_for(call.asker)

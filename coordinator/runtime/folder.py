@@ -140,7 +140,7 @@ class Folder:
 
     @property
     def alarm_bytes(self) -> int:
-        """With so much to be written, look again at once: -1 once a flush found the disk full."""
+        """Unwritten bytes beyond which to look at once; -1 once a flush found the disk full."""
         return -1 if self._journal.used_ballast else self._watch.alarm_bytes
 
     def keep_free(self, reserve_bytes: int, max_log_bytes: int) -> None:

@@ -48,7 +48,7 @@ class ShardLog(Protocol):
 
 
 class FlushLog(Protocol):
-    """What was appended, a flush at a time.
+    """The appended entries, a flush at a time.
 
     Attributes:
         last_wait_s: How long the latest flush waited for its thread; None: it has none.

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Final
 
 _STOP: Final = (signal.SIGTERM, signal.SIGINT)
-# They mean something to other daemons; here they would end the process without a drain. SIGHUP is
-# answered later: a rotation of logs must not end a daemon that starts.
+# Signals that would end the process without a drain, though other daemons give them a meaning.
+# SIGHUP is answered later: a rotation of logs must not end a daemon that starts.
 _IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _came: list[int] = []
 

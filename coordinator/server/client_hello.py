@@ -24,17 +24,17 @@ class BadHello(Exception):
 
 
 class ClientHello:
-    """What a client has sent before its hello is whole.
+    """The bytes that a client has sent before its hello is whole.
 
     Attributes:
-        data: All of it, as it came.
+        data: These bytes, as they came.
     """
 
     def __init__(self) -> None:
         self.data = bytearray()
         self._record_at = 0  # Where the next record begins.
-        self._header = b""  # The message's kind and length, as far as records have brought them.
-        self._message_bytes = 0  # What they have brought of the message.
+        self._header = b""  # The message's kind and length, as far as they have come.
+        self._message_bytes = 0  # Bytes of the message that have come.
 
     def add(self, data: bytes) -> bool:
         """Add what has come; return whether it has a whole message, for OpenSSL to read.

@@ -114,7 +114,7 @@ class ClusterLogs:
     async def _found(self) -> None:
         """Find the cluster, or make it if `cluster.create` says so. Raises LogError."""
         answers: list[Found] = []
-        # Nobody waits for the thread at the end of the process, as the thread may for ZooKeeper.
+        # The end of the process doesn't wait for this thread, which may wait for ZooKeeper.
         await self._environment.run_blocking(lambda: answers.append(self._find()))
         (found,) = answers
         if found.is_new:

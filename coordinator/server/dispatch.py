@@ -676,9 +676,9 @@ class Budget:
         return self.left_bytes < 0
 
     def for_offsets(self, offsets: m.GroupOffsets | None) -> m.GroupOffsets | Raw | None:
-        """Count *offsets* and return them packed; None is what was too large by itself.
+        """Count *offsets* and return them packed; None: they were too large by themselves.
 
-        What has an error is not packed: whoever counts answers looks for that.
+        Offsets with an error are not packed, as errors of answers are counted later.
         """
         if offsets is None:
             self.left_bytes = -1

@@ -177,7 +177,7 @@ class Later:
         self._changed = trio.Event()
 
     def do(self, delay_ms: int, owner: Owner, act: Callable[[], None]) -> None:
-        """Have *act* called in so many milliseconds, for its *owner*."""
+        """Have *act* called for its *owner* when *delay_ms* have passed."""
         at_s = trio.current_time() + delay_ms / 1000
         heapq.heappush(self._heap, (at_s, next(self._numbers), owner, act))
         self._changed.set()

@@ -49,7 +49,7 @@ RETRY_LAST_S: Final = 60.0
 CALM_S: Final = 60.0
 # An event loop that hangs so long is ended.
 WATCHDOG_S: Final = 60.0
-# So long a start may be silent: all of its imports may come from a slow disk.
+# Longest silence of a start, in seconds: all of its imports may come from a slow disk.
 FIRST_WORD_S: Final = 300.0
 # So much longer than its drain takes at most a node may need to end.
 GRACE_S: Final = 10.0
@@ -234,7 +234,7 @@ class Supervisor:
         node = self._nodes[number]
         node.status = _KILLED - status if status < 0 else status
         if self._stops == 1 and status == -signal.SIGTERM:
-            node.status = 0  # It had not come to its first line.
+            node.status = 0  # The node had not come to its first line.
         told: dict[str, Any] = {"node": number, "exit_status": node.status}
         if self._stops:
             self._enter(node, _State.OVER, now_s)

@@ -183,7 +183,7 @@ def test_of_a_partition_and_a_member_nothing_is_left_out_where_it_is_narrow(
         (member, {"loader-4 static rack-4", "10.0.0.9", "2"}),
     ):
         row.scroll_into_view_if_needed()
-        for text in said:  # What comes into sight is rendered a moment later.
+        for text in said:  # A row that comes into sight is rendered a moment later.
             expect(row).to_contain_text(text, use_inner_text=True)
         cells = [cell for cell in row.locator("th, td").all() if cell.is_visible()]
         assert said <= {cell.inner_text() for cell in cells}

@@ -244,7 +244,7 @@ def _answers_keep_their_old_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def _chunks_of_a_former_term_are_installed(patch: pytest.MonkeyPatch) -> None:
-    """Another leader has removed them since, and the transaction doesn't look for them."""
+    """A later leader has removed them since, and the transaction doesn't look for them."""
     _leave_out(patch, at=1, kind=Install)
     install = ReplicatedJournal.install
 
@@ -286,7 +286,7 @@ def _verify_in_a_new_session_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicatedJournal, "registered", trusting)
 
 
-# Those that only an ensemble shows that is set back.
+# Bugs that show only if the ensemble is set back.
 SET_BACK_BUGS: Final[dict[str, Plant]] = {
     plant.__name__.strip("_"): plant for plant in (_verify_in_a_new_session_alone,)
 }

@@ -338,9 +338,9 @@ class Host:
         require(not self.misses(journal), f"{what}, though data was lost")
 
     def misses(self, journal: int) -> bool:
-        """Say whether it knows more than is left of a journal.
+        """Say whether this node knows more than is left of a journal.
 
-        What was on its way from a leader may be made again, as the same bytes.
+        An entry on its way from a leader may be made again, as the same bytes.
         """
         if journal not in self._knows:
             return False
@@ -536,7 +536,7 @@ class History:
                 self._bury()
 
     def set_back(self, behind: int | None = None) -> None:
-        """Have the ensemble set back by so many transactions, by some if None."""
+        """Have the ensemble set back by *behind* transactions, by some if None."""
         world = self.world
         self._stalled = None
         for host in self.hosts:
@@ -548,7 +548,7 @@ class History:
         if self._clock_goes_on:
             world.now_ms += RESTORE_MS
         else:
-            world.runs.clear()  # Those whose claim is lost claim again, and reuse the epoch.
+            world.runs.clear()  # Nodes whose claim is lost claim again, and reuse the epoch.
         before = world.set_back(max(self._founding, world.ensemble.transactions - behind))
         for host in self.hosts:
             host.set_back(before)

@@ -153,7 +153,7 @@ def test_one_whole_cluster_comes_of_two_foundings(
 
         tried(first, ensemble, told, interrupt)
         found = winner(ensemble, pair)
-        if found is None:  # Nobody has finished: then whoever has a folder may, or anyone.
+        if found is None:  # Neither founder has finished: one with a folder may, or else either.
             tried(max(pair, key=lambda one: one.has_folder), ensemble, told)
             found = winner(ensemble, pair)
 

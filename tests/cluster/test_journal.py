@@ -135,7 +135,7 @@ def test_a_leader_does_nothing_in_a_connection_before_it_has_verified_the_log() 
 
 
 def test_what_was_read_and_waits_to_be_replayed_is_verified_too() -> None:
-    """It is replayed in the next connection, on top of what may be another history."""
+    """The entry is replayed in the next connection, on top of what may be another history."""
     journal = new_journal()
     look = sent(journal.registered(ME, 0))
     snapshot = sent(journal.replied(look, Reply(Code.OK, OTHER, 7), 0))

@@ -39,7 +39,7 @@ def test_nodes_that_know_more_than_an_ensemble_that_was_set_back_end(seeds: rang
 
 @pytest.mark.parametrize("seeds", _chunks()[1::4], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_nodes_end_when_their_data_is_removed_in_any_order(seeds: range) -> None:
-    """Whatever is missed first: none goes on, none calls it a refused start or fails over it."""
+    """Each node ends for lost data, whatever is missed first; none calls it a refused start."""
     for seed in seeds:
         history = History(seed)
         history.run()

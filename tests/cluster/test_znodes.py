@@ -210,7 +210,7 @@ def test_a_missing_znode_that_every_cluster_has_means_that_its_data_is_gone(
 
 
 def test_a_registration_without_its_parent_means_that_the_data_is_gone() -> None:
-    """It was told as a refused start: Register: Make /brokers/ids/1: NO_NODE."""
+    """The loss was told as a refused start: Register: Make /brokers/ids/1: NO_NODE."""
     reply = znodes.reply(engine.Register(REGISTRATION), Failed(0, Failure.NO_NODE))
 
     assert reply == Reply(Code.GONE, "/brokers/ids")

@@ -414,10 +414,10 @@ async def test_a_connection_on_which_an_answer_is_overdue_is_ended(
 
 
 class Doorkeeper:
-    """A server that takes connections, and answers what it is asked, if anything.
+    """A server that takes connections, and gives each the same answer, or none.
 
     Attributes:
-        heard: What clients sent.
+        heard: The first bytes of each connection.
     """
 
     def __init__(self, answer: bytes | None) -> None:

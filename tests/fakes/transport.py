@@ -109,7 +109,7 @@ class MemoryTransport(ReadyInMemory):
         self._look()
 
     def reset_behind(self, size_bytes: int) -> None:
-        """Break the connection at the send that goes beyond so many bytes."""
+        """Break the connection at the send that goes beyond *size_bytes*."""
         self._sent_before_reset = size_bytes
 
     def give_room(self, room: int | None) -> None:

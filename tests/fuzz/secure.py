@@ -80,5 +80,5 @@ class TlsWire:
         self._inner.reset()
 
     def reset_behind(self, size_bytes: int) -> None:
-        """Break it in what the server sends, behind so many bytes of ciphertext."""
+        """Break the connection behind *size_bytes* of the server's ciphertext."""
         self._inner.reset_behind(size_bytes)

@@ -22,11 +22,11 @@ ENDS = 12
 
 
 class Follower:
-    """Another node that replays what one decides.
+    """A second node, which replays what the first one decides.
 
     Args:
-        context: Decides.
-        started_ms: Before the other one.
+        context: The first node.
+        started_ms: Time by which the second one started before it.
     """
 
     def __init__(self, context: TopicsContext, started_ms: int = 0) -> None:
@@ -104,7 +104,7 @@ def test_a_replay_gives_the_same_answers_as_deciding(
 
     assert leader.behind_ms() == follower.behind_ms() == loaded.behind_ms()
     assert follower.ages_ms() == loaded.ages_ms() == compacted.ages_ms()
-    # What was before the last report of each partition is lost: then that is the least.
+    # Compaction leaves the last report of each partition: the lag by that alone is the least.
     for least, exact in zip(compacted.behind_ms(), loaded.behind_ms(), strict=True):
         assert least <= exact or exact == UNKNOWN
 
@@ -145,7 +145,7 @@ def test_reports_of_several_clients_are_one_entry() -> None:
 
 
 def test_a_clock_that_is_ahead_makes_no_report_come_from_the_future() -> None:
-    """It counts as reported when it was read; one that is behind makes it older by as much."""
+    """A report dated ahead counts as made when read; one dated behind is older by as much."""
     context = TopicsContext()
     context.register({"t": PARTITIONS})
     context.report("t", {0: 5})
@@ -168,6 +168,6 @@ def test_a_clock_that_is_ahead_makes_no_report_come_from_the_future() -> None:
     [([[]], [1]), ([[1, 2]], [[1]]), ([], [1]), ([1], [1]), ([[1]], [1, 2]), ([[1]], [None])],
 )
 def test_a_repeated_end_of_another_shape_is_no_record(key: object, value: object) -> None:
-    """It is damage, and no news of a newer release."""
+    """The record is damage, and no news of a newer release."""
     with pytest.raises(MalformedRecord):
         read_item((0, 1013, 0, "t", key, value))

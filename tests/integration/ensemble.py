@@ -190,7 +190,7 @@ class DataCopy:
         ]
 
     def restore(self, count: int | None = None) -> None:
-        """Set so many servers back to it, all if None: they end, and serve again with the copy."""
+        """Set *count* servers back to the copy, all if None: they end, and serve again with it."""
         pairs = list(zip(self._made.servers, self._copies, strict=True))[:count]
         for server, _ in pairs:
             server.kill()

@@ -341,7 +341,7 @@ def test_it_lives_on_few_descriptors(tmp_path: Path) -> None:
 
 
 def test_too_few_descriptors_refuse_the_start_and_one_more_serves(tmp_path: Path) -> None:
-    """What would end it at the first roll, or without a traceback at all, is said at once."""
+    """A limit that would end it at the first roll, or with no traceback, is said at once."""
     with daemon(tmp_path / "data", limit="--nofile=12") as refused:
         assert refused.wait() == EXIT_REFUSED
     (said,) = refused.stray
@@ -456,7 +456,7 @@ def test_a_process_that_is_killed_restarts_with_a_higher_epoch(tmp_path: Path) -
 def test_a_restored_folder_a_copy_and_an_empty_one_begin_at_the_minutes_of_the_clock(
     tmp_path: Path,
 ) -> None:
-    """They begin above all that was announced before, and nothing has to tell them apart."""
+    """Epochs begin above all that was announced before; nothing has to tell the folders apart."""
     folders = [tmp_path / name for name in ("restored", "copy", "empty")]
     for folder in folders[:2]:
         shutil.copytree(OF_EPOCH_1, folder)

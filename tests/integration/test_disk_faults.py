@@ -239,7 +239,7 @@ def test_no_start_that_is_killed_on_a_full_disk_leaves_a_folder_that_is_refused(
     data = small_disk / "data"
     with daemon(data) as one, one.ready().connect() as connection:
         assert commit(connection, 7) == 0
-        assert one.stop() == 0  # What was zeroed ahead would be room.
+        assert one.stop() == 0  # A clean stop cuts off the zeros, which would be room.
     (data / "ballast").unlink()
     fill(small_disk)
     origin = shutil.copytree(data, small_disk.parent / "origin")

@@ -55,7 +55,7 @@ main()
 def test_a_signal_at_an_import_ends_the_start_before_anything_is_touched(
     module: str, number: int, tmp_path: Path
 ) -> None:
-    """They take most of a start, and were the time in which SIGTERM ended it with -15."""
+    """Imports take most of a start, and were the time in which SIGTERM ended it with -15."""
     serve = ["serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     done = subprocess.run(
         [sys.executable, "-c", AT_IMPORT, module, str(int(number)), *serve],

@@ -32,7 +32,7 @@ SECONDS: Final = int(os.environ.get("LAG_SECONDS", "60"))
 RATE: Final = 100  # Records a second.
 BEHIND_S: Final = 21
 PROMISED_S: Final = 2.0
-# What an answer may be late by on a machine that has much else to do.
+# Seconds by which an answer may be late on a busy machine.
 SLACK_S: Final = 1.0
 GROUPS: Final = [f"group-{number}" for number in range(8)]
 BUSY: Final = TopicPartition("busy", 0)
@@ -43,7 +43,7 @@ IDLE: Final = TopicPartition("idle", 0)
 
 
 class Answer(NamedTuple):
-    """What a node said, and how long ago the end really passed what the group has committed."""
+    """A lag that a node said, and how long ago the end really passed the committed offset."""
 
     second: float
     node: int
@@ -138,7 +138,7 @@ def watched(nodes: Nodes, start_s: float) -> tuple[list[Answer], list[float]]:
                 status, body = get(daemon, f"/api/v1/group/partitions?{query}")
                 now_s = time.monotonic() - start_s
                 if status != 200:
-                    continue  # Another node leads it.
+                    continue  # The group is led by another node.
                 (one,) = json.loads(body)["items"]
                 truth_s = now_s - one["committed"] / RATE
                 answers.append(Answer(now_s, number, group, one["lag_seconds"], truth_s))

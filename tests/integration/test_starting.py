@@ -27,7 +27,7 @@ def status_of(port: int, path: str) -> tuple[int, str]:
 
 
 def test_a_node_answers_while_zookeeper_is_away_and_serves_when_it_comes(tmp_path: Path) -> None:
-    """It was silent for a minute, and its clients waited for each of their attempts to end."""
+    """The node was silent for a minute; its clients waited for each of their attempts to end."""
     with ensemble(tmp_path, 1) as made:
         made.servers[0].kill()
         settings = (

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("addresses", [1, 8])
 def test_strangers_take_all_connections_and_nobody_notices(addresses: int, tmp_path: Path) -> None:
-    """They took the descriptors of the log and of compactions, and ended the daemon."""
+    """Strangers took the descriptors of the log and of compactions, and ended the daemon."""
     said = strangers.run(
         tmp_path / "here", limit=256, connections=1_500, addresses=addresses, within_s=60
     )

@@ -1,4 +1,4 @@
-"""What raises in the work for one client, and what becomes of it."""
+"""Errors in the work for one client, and what becomes of them."""
 
 import sys
 
@@ -23,7 +23,7 @@ from coordinator.runtime.telemetry import Telemetry
 
 
 class Owner:
-    """What ends, and with which tracebacks."""
+    """An owner, which takes note of the tracebacks with which it ends."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -50,7 +50,7 @@ async def fail_soon(with_: BaseException) -> None:
 
 
 async def test_an_error_ends_its_owner_once_it_is_not_handled_any_more() -> None:
-    """What its frames hold is free by then; the traceback has been written down."""
+    """The objects of its frames are free when the owner ends; its traceback is written down."""
     owner = Owner()
     attempt(owner, fail, KeyError("a bug"))
     await attempt_async(owner, fail_soon, KeyError("another one"))
@@ -113,7 +113,7 @@ def test_what_has_no_owner_is_the_nodes_own() -> None:
 
 
 async def test_the_poller_goes_on_behind_an_error_of_one_owner(autojump_clock: MockClock) -> None:
-    """It is the place through which nearly all work for clients goes."""
+    """Nearly all work for clients goes through the poller."""
     poller, owner, done = Poller(), Owner(), trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(poller.run, lambda: None)

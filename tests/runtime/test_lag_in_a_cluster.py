@@ -112,7 +112,7 @@ async def move_topics(here: Cluster) -> None:
 async def test_each_node_says_the_same_lag_in_seconds_through_moves(
     wall_shift_ms: int, autojump_clock: MockClock
 ) -> None:
-    """What only the leader of the topics had noted, its followers guessed at once a minute."""
+    """Followers guessed, once a minute, at what only the leader of the topics had noted."""
     async with cluster() as here:
         here.hosts[1].wall_shift_ms = wall_shift_ms
         story = Story(here)
@@ -123,7 +123,7 @@ async def test_each_node_says_the_same_lag_in_seconds_through_moves(
 
         def look(host: Host) -> None:
             if story.second > 5 + BEHIND_S + 10:
-                # What was written last is as old as its report.
+                # The newest record is as old as its report.
                 seconds = lag_seconds(host)
                 if abs(seconds - BEHIND_S - 0.9) > PROMISED_S:
                     wrong.append((story.second, host.number, seconds))

@@ -811,7 +811,7 @@ async def test_nodes_go_on_when_the_ensemble_is_set_back_to_all_that_they_know(
 async def test_changes_of_offsets_are_not_read_before_the_log_is_verified(
     autojump_clock: MockClock,
 ) -> None:
-    """What a request finds there may be of another history than what its position is from."""
+    """The log may be of another history than the one that the position of a request is from."""
     async with cluster() as here:
         node = here.leader_of("g")
         assert await error_of(node.connect(), commit(1)) == 0
@@ -1304,7 +1304,7 @@ async def test_a_deleted_topic_rebalances_no_group_of_others_at_a_change_of_lead
         here.kill(dead := here.leader_of("g"))
         here.end_session(dead)
         assert await goes_on()
-        again = here.start(dead.number)  # It reads the whole log, and the deletion in that.
+        again = here.start(dead.number)  # The node reads the whole log, and the deletion in it.
         await until(lambda: again.node.ready and is_led(here))
         await trio.sleep(1)  # All have heard that it is ready.
         if (old := here.leader_of("g")) is not again:

@@ -66,9 +66,9 @@ class Faults:
     Attributes:
         calls: How often each was made.
         at: The name of the call that raises, and which one of that name; None is no call.
-        is_behind: It is done, and raises then.
-        error: What it raises.
-        has_hit: Whether it has.
+        is_behind: The call is done, and raises then.
+        error: The class of the error.
+        has_hit: Whether the call has raised.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ class Faults:
 
 
 class Proxy:
-    """Another object, whose methods may raise."""
+    """A stand-in for an object, whose methods may raise."""
 
     def __init__(
         self,
@@ -143,10 +143,10 @@ class Proxy:
 
 # The seam itself.
 SEAM: Final = {"close", "fail", "fail_call", "fail_soon"}
-# They add and subtract, and nothing else.
+# Methods that add and subtract, and do nothing else.
 COUNTING: Final = {"_count_parked", "_count_unsent", "_count_begun", "_count_untaken", "_hold"}
 TASKS: Final = (Hub, Overview, Api, GroupLags, ChangesReader, HttpSessions, PatternMatcher, Slices)
-# They run as long as the daemon does, over those above.
+# Coroutines that run as long as the daemon does, over those above.
 NOT_TASKS: Final = {"run", "run_sampling", "_handle"}
 
 
@@ -299,7 +299,7 @@ class Peer:
 
 
 class Scene(NamedTuple):
-    """What a client does that comes by one listener, until it goes in one way.
+    """The visit of a client that comes by one listener, until it goes in one way.
 
     Attributes:
         listener: Its number; None is that of HTTP.
@@ -344,7 +344,7 @@ class Scene(NamedTuple):
             await settle()
             place.world.slow_disk.let_go()
         else:
-            await trio.sleep(40)  # It takes nothing, or says nothing, and is closed for that.
+            await trio.sleep(40)  # The client takes or says nothing, and is closed for that.
         await peer.settle()
         socket.end()
         await settle()
@@ -500,7 +500,7 @@ def injections(calls: Counter[str]) -> Iterator[tuple[str, int, bool, type[Excep
 async def test_an_error_at_any_call_for_one_client_ends_that_one_alone(
     kind: str, faults: Faults, autojump_clock: object
 ) -> None:
-    """Nobody knows where the next bug is; it must cost one connection, not the daemon."""
+    """The next bug may be anywhere; it must cost one connection, not the daemon."""
     with capture_logs() as lines:
         async with PLACES[kind](trio.current_time) as place:
             _wrap_dispatcher(place.world, faults)

@@ -83,7 +83,7 @@ def test_a_handshake_begins_with_a_hello_in_any_records(sizes: list[int]) -> Non
 
 
 def test_what_comes_behind_the_hello_is_not_lost() -> None:
-    """It is OpenSSL's to judge, as all that isn't a hello."""
+    """The rest is OpenSSL's to judge, as all that isn't a hello."""
     gathered = ClientHello()
 
     assert gathered.add(record(hello()) + b"more")
@@ -91,7 +91,7 @@ def test_what_comes_behind_the_hello_is_not_lost() -> None:
 
 
 def test_another_message_is_for_openssl_at_once() -> None:
-    """It knows the right alert, and nothing is waited for."""
+    """OpenSSL knows the right alert, and nothing is waited for."""
     wire = MemoryTransport()
     server = TlsTransport(wire, server_context())
     wire.put(record(b"\x02\x00\x00\x05"))
@@ -117,7 +117,7 @@ def test_nothing_else_comes_within_a_hello(data: bytes) -> None:
 def test_no_more_than_16_kib_are_kept_of_a_hello_that_is_not_whole(
     length: int, sizes: list[int], cuts: list[int]
 ) -> None:
-    """Each of a thousand strangers may hold so much for five seconds."""
+    """A thousand strangers may hold 16 KiB each for five seconds."""
     data = records(announced(length) + b"\0" * 2 * HELLO_BYTES_MAX, sizes)
     gathered = ClientHello()
 

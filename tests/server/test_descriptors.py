@@ -1,4 +1,4 @@
-"""What clients may take of the process's descriptors: all but those that it needs itself."""
+"""The descriptors that clients may take: all of the process but those that it needs itself."""
 
 import resource
 
@@ -85,13 +85,13 @@ def test_each_listener_and_its_pollers_are_counted(monkeypatch: pytest.MonkeyPat
     Limit(monkeypatch, 1_024, 1_024)
     kept = {kind: 1_024 - sum(find_room(settings_of(kind))) for kind in LISTENERS}
 
-    assert kept["tls"] == kept["one"] + 2  # Those of the poller of handshakes.
+    assert kept["tls"] == kept["one"] + 2  # The poller of handshakes has two.
     assert kept["http"] == kept["one"] + 4
     assert kept["six"] == kept["one"] + 14
 
 
 def test_what_it_has_inherited_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts it may leave files open."""
+    """The program that starts the daemon may leave files open."""
     Limit(monkeypatch, 1_024, 1_024)
     before = find_room(settings_of("one"))
     with open("/dev/null", "rb"):  # noqa: PTH123 - a descriptor
@@ -140,7 +140,7 @@ def test_a_cluster_needs_some_for_each_server(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_settings_say_how_many_connections_there_may_be_at_most() -> None:
-    """They may change while the daemon runs, and the room does not."""
+    """Settings may change while the daemon runs, and the room does not."""
     room = Room(500, 100, 50)
 
     assert room.max_connections(settings_of("one")) == 500

@@ -395,7 +395,7 @@ async def test_a_bug_over_several_groups_ends_one_connection(
 async def test_an_answer_that_cannot_be_packed_passes_a_new_epoch(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """It waits with the others for the log, whose node renews them all and must not end by it."""
+    """The answer waits with others for the log; the node renews all, and must not end by it."""
 
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a planted bug")

@@ -77,7 +77,7 @@ async def test_topics_survive_a_restart_with_their_end_offsets(autojump_clock: M
 
 
 async def test_ends_are_as_old_after_a_restart_as_before(autojump_clock: MockClock) -> None:
-    """An idle topic that is looked at each second has an alert for who believes otherwise."""
+    """A wrong age would raise an alert for an idle topic that is reported each second."""
     disk = Disk()
     report = m.ReportEndOffsetsRequest((m.TopicEnds("idle", (m.PartitionEnd(0, 7),)),))
     async with world(disk=disk) as w:

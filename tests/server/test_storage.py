@@ -296,7 +296,7 @@ async def test_what_was_last_seen_of_the_disk_stands_while_it_cannot_be_seen(
 async def test_a_start_does_not_need_to_see_the_room_on_the_disk(
     autojump_clock: MockClock,
 ) -> None:
-    """It does as on a full disk, and takes its ballast once the room is seen."""
+    """The daemon does as on a full disk, and takes its ballast once the room is seen."""
     disk = Disk()
     disk.room_errno = errno.EIO
     async with world("storage.reserve.bytes=1000000", disk=disk) as w:
@@ -354,7 +354,7 @@ async def test_a_look_at_the_lock_that_fails_once_ends_nothing(
 async def test_nothing_is_acknowledged_while_the_lock_cannot_be_seen(
     part: str, autojump_clock: MockClock
 ) -> None:
-    """Another process may have the folder: it ends with 74 and the reason, as if one had."""
+    """The daemon ends with 74 and the reason, as if another process had the folder: one may."""
     clients: list[Client] = []
 
     async def run_until_it_ends() -> None:

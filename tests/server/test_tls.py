@@ -563,7 +563,7 @@ async def test_who_only_looks_whether_the_port_is_open_is_no_news(
 async def test_a_hello_without_an_end_is_refused_and_the_log_says_why(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    """What is kept of it is bounded; whoever writes such a client wants to know."""
+    """The daemon keeps a bounded part of it; the author of such a client wants to know."""
     async with guarded(tmp_path) as here:
         wire = here.arrive()
         record = b"\x16\x03\x01\x20\x00" + b"\x01\x02\x00\x00".ljust(0x2000, b"x")

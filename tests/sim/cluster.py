@@ -65,7 +65,7 @@ class Host:
         self.number = number
         self._cluster = cluster
         self._contact = Contact.FINE
-        self._heard_s = 0.0  # When it last did, if it hears nothing.
+        self._heard_s = 0.0  # Time of its last good contact, if it hears nothing.
         # What arrives at the ensemble does so though the node stands still; what arrives at the
         # node waits for its task.
         self._will_serve = False

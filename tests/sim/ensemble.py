@@ -152,9 +152,9 @@ class Ensemble:
         self.stirred()
 
     def set_back(self, transactions: int) -> None:
-        """Have everything as it was after so many transactions: all servers have a copy of then.
+        """Have everything as it was after *transactions*: all servers have a copy of then.
 
-        That is one more transaction; sessions of then live again. No client is connected.
+        The change is one more transaction; sessions of then live again. No client is connected.
         """
         then = {path: self.at(path, transactions) for path in self._histories}
         changed = {path: znode for path, znode in then.items() if znode != self.at(path)}

@@ -17,8 +17,8 @@ clients, which work side by side. At the end all is mended, everybody must recov
 is read; then all nodes stop and start, and it is read again.
 
 Then come the *losses*, each of a cluster of its own under the same servers: ZooKeeper loses what it
-has acknowledged. No read may go back there, either: all nodes must end, with 65, and say why. What
-an operator starts next must not be a new, empty cluster.
+has acknowledged. No read may go back there, either: all nodes must end, with 65, and say why. The
+nodes that an operator starts next must not found a new, empty cluster.
 """
 
 import signal
@@ -320,7 +320,7 @@ class ClusterWorld(BaseWorld):
         self.evictions: list[dict[str, object]] = []
         self.chroot = "/soak"
         self.ports: list[int] = []  # Of nodes that a supervisor has.
-        self.data_is_lost = False  # Whoever ends now stays away.
+        self.data_is_lost = False  # If it is, a node that ends isn't started again.
 
     @property
     def zookeeper(self) -> str:
