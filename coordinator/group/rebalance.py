@@ -40,7 +40,8 @@ one of a topic that the group subscribes to, or has assigned, or of one that a m
 matches and that the member didn't have on its list when it joined? Then the group rebalances;
 else its assignment is good up to now. A topic that is new or has grown is no news to a group
 that owns all of its partitions already: it knew before the registry did, and its leader may well
-be who told the registry.
+have told the registry. Where a topic of the group has changed, or isn't registered and another was
+deleted, the group's record is written again with the version: a later load may miss the deletions.
 
 A member finds the topics of its pattern before it joins, so what it knows may be older than
 the join phase. Hence `topics_version` is lowered below the first topic that such a member
@@ -49,7 +50,6 @@ made this group rebalance once (`topics_triggered`, soft) doesn't count any more
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
 from typing import Final
 
 from msgspec import structs
@@ -330,9 +330,19 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     version = d.core.registry.durable_version
     if version <= group.known_version:
         return
-    named = list(islice(_topic_changes(d.core, group), CHANGES_NAMED_MAX + 1))
+    named: list[str] = []
+    is_concerned = False
+    for change, is_news in _topic_changes(d.core, group):
+        is_concerned = True
+        if is_news:
+            named.append(change)
+        if len(named) > CHANGES_NAMED_MAX:
+            break
     if not named:
         group.topics_version = version
+        if is_concerned and group.stable is not None:
+            # A node that loads a snapshot, where deletions may be missing, couldn't decide it.
+            d.emit(group.stable._replace(topics_version=version))
         return
     group.topics_triggered = version
     detail = "; ".join(named[:CHANGES_NAMED_MAX]) + (
@@ -341,8 +351,8 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     start_rebalance(d, group, Trigger.TOPICS_CHANGED, "topics changed", None, detail)
 
 
-def _topic_changes(core: Core, group: Group) -> Iterator[str]:
-    """Yield in words the changes that concern *group* and are newer than its assignment."""
+def _topic_changes(core: Core, group: Group) -> Iterator[tuple[str, bool]]:
+    """Yield the changes of topics of *group* since its assignment, in words; and which is news."""
     registry = core.registry
     known_version = group.known_version
     subscribed = group.subscribed or frozenset()
@@ -361,12 +371,15 @@ def _topic_changes(core: Core, group: Group) -> Iterator[str]:
         if not is_wanted and change.after:
             continue
         owned = _owned_partitions(group) if owned is None else owned
-        if _is_news(registry, change, owned.get(topic, ()), known_version, is_wanted=is_wanted):
-            yield str(change)
-    if registry.may_miss_deletions_since(known_version):
+        partitions = owned.get(topic, ())
+        is_news = _is_news(registry, change, partitions, known_version, is_wanted=is_wanted)
+        if is_news or change.after:
+            yield str(change), is_news
+    if known_version < registry.last_deletion_version:
+        is_news = registry.may_miss_deletions_since(known_version)
         for topic in sorted(subscribed):
             if topic not in registry.topics:
-                yield f"topic {topic} is not registered, and topics were deleted"
+                yield f"topic {topic} is not registered, and topics were deleted", is_news
 
 
 def _is_news(

@@ -410,6 +410,7 @@ class _Episode:
         self._is_guarded = is_guarded(seed)
         self._members = 0
         self._is_held = False  # The disk.
+        self._kinds_before = _number_of_kinds()
 
     async def run(self, steps: _Steps) -> Report:
         begin = guarded_place if self._is_guarded else open_place
@@ -518,10 +519,15 @@ class _Episode:
         }
         if any(left.values()):
             raise Broken(f"left behind: { {what: n for what, n in left.items() if n} }")
-        gc.collect()
-        kinds = [type(each).__name__ for each in gc.get_objects() if isinstance(each, KINDS)]
-        if len(kinds) > LAST_ONES:
-            raise Broken(f"objects left behind: {kinds[:10]}")
+        more = _number_of_kinds() - self._kinds_before
+        if more > LAST_ONES:
+            raise Broken(f"{more} objects left behind")
+
+
+def _number_of_kinds() -> int:
+    """Return how many objects of `KINDS` there are; earlier tests may have left some."""
+    gc.collect()
+    return sum(isinstance(each, KINDS) for each in gc.get_objects())
 
 
 def _parked(w: World) -> int:

@@ -364,24 +364,30 @@ def test_a_topic_that_was_deleted_and_forgotten_before_a_crash_still_counts(
     assert context.why() == ""
 
 
-@pytest.mark.parametrize("is_compacted", [False, True])
-def test_a_deletion_rebalances_no_group_of_an_unregistered_topic_unless_the_log_lost_it(
-    is_compacted: bool,
+@pytest.mark.parametrize(("told", "is_compacted"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("registered", "why"),
+    [
+        (False, "topic flights is not registered, and topics were deleted"),
+        (True, "topic flights has 1 partitions now"),
+    ],
+)
+def test_a_deletion_of_another_topic_rebalances_a_group_only_if_the_log_lost_it_first(
+    registered: bool, why: str, told: bool, is_compacted: bool
 ) -> None:
-    """A log that has the deletion says that it was another topic, whoever reads it when."""
+    """A group that was told while the log had the deletion has that in its own record."""
     context = Readers()
-    context.run(["flights"])
+    context.run(["flights"], ["flights-0"])
+    if registered:
+        context.register({"flights": 1})
     context.register({"trains": 6})
     context.delete_topics("trains")
-    context.advance(0)
     context.topics.loaded(context.now)  # As at a change of leaders.
-
-    assert context.why() == ""
-
+    if told:
+        assert context.why() == ""
     context.crash(is_compacted=is_compacted)
 
-    lost = "topic flights is not registered, and topics were deleted"
-    assert context.why() == (lost if is_compacted else "")
+    assert context.why() == (why if is_compacted and not told else "")
 
 
 def test_a_group_that_reads_an_unregistered_topic_is_left_alone() -> None:
