@@ -29,6 +29,8 @@ from coordinator.server.terminal import Bar, LogOutput, Printer
 # How long the end waits for a reader of the log that has stopped reading.
 LAST_LINES_TIMEOUT_S: Final = 1.0
 NODES_MAX: Final = 64
+# systemd's name for the folder that it has made by StateDirectory=.
+STATE_DIRECTORY: Final = "STATE_DIRECTORY"
 
 
 @click.command(
@@ -53,7 +55,8 @@ NODES_MAX: Final = 64
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of the offsets log; made if it isn't there. A node of a cluster has none.",
+    help="The folder of the offsets log; made if it isn't there. A node of a cluster has none. "
+    "Under systemd: what StateDirectory= names, unless it is given.",
 )
 @click.option(
     "--leader-epoch-at-least",
@@ -85,6 +88,8 @@ def serve(
     if supervised:
         threading.Thread(target=_end_with_the_supervisor, daemon=True).start()
     settings = loaded(listen, toml_path, overrides)
+    if data_dir is None and not settings.cluster_zookeeper and STATE_DIRECTORY in os.environ:
+        data_dir = Path(os.environ[STATE_DIRECTORY])
     _check_places(settings, data_dir, nodes)
     if leader_epoch_at_least and settings.cluster_zookeeper:
         raise click.UsageError("A cluster's epochs are ZooKeeper's: no --leader-epoch-at-least.")

@@ -173,7 +173,13 @@ def loaded_share(checks: Iterable[Check]) -> float:
 # to be written must not grow until the process is killed for its memory.
 UNWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
 
-_IS_FULL: Final = "the disk's reserve is reached: new offsets are refused"
+_IS_FULL: Final = (
+    "the disk's reserve is reached: {reserve} MB of its {total} MB are to stay free "
+    "(storage.reserve.bytes is {setting}): new offsets are refused"
+)
+_OF_ITSELF: Final = (
+    "-1: 5 % of the disk, or the log and two segments of offsets.topic.segment.bytes"
+)
 _IS_LARGE: Final = "the log has reached max.log.bytes: new offsets are refused"
 _IS_SLOW: Final = "the disk does not keep up with what is to be written: new offsets are refused"
 _IS_EXHAUSTED: Final = "; generations and assignments, too, as half of what was left is used up"
@@ -218,6 +224,7 @@ class StorageWatch:
         self._emit_event = environment.emit_event
         self._segment_bytes = segment_bytes
         self._free_bytes, self._total_bytes = sys.maxsize, 0  # Until the disk was seen once.
+        self._reached_bytes = 0  # The reserve, when it was reached.
         self._see_room()
         environment.metrics.update(
             log_unflushed_bytes=lambda: journal.open_bytes,
@@ -233,12 +240,14 @@ class StorageWatch:
         free, reserve = self._free_bytes, self._reserve()
         is_large = self._journal.size_bytes >= self.max_log_bytes
         was_full, self.is_full = self.is_full, free < reserve or is_large
+        if self.is_full and not was_full:
+            self._reached_bytes = reserve
         unwritten = self._journal.open_bytes
         is_slow = unwritten > UNWRITTEN_BYTES_MAX // 2
         self.refuses = self.is_full or is_slow
         self.is_exhausted = free < reserve // 2 or unwritten > UNWRITTEN_BYTES_MAX
         self.alarm_bytes = UNWRITTEN_BYTES_MAX if is_slow else UNWRITTEN_BYTES_MAX // 2
-        problem = _IS_FULL if self.is_full else _IS_SLOW if is_slow else unseen
+        problem = self._why_full() if self.is_full else _IS_SLOW if is_slow else unseen
         if is_large:
             problem = _IS_LARGE
         if problem is not None and self.is_exhausted:
@@ -249,6 +258,15 @@ class StorageWatch:
         name = "storage.full" if self.is_full else "storage.has_room"
         self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
         return True
+
+    def _why_full(self) -> str:
+        """Say it with the reserve of when that began: each other text is one more line of log."""
+        is_set = self.reserve_bytes >= 0
+        return _IS_FULL.format(
+            reserve=(self.reserve_bytes if is_set else self._reached_bytes) // 10**6,
+            total=self._total_bytes // 10**6,
+            setting=self.reserve_bytes if is_set else _OF_ITSELF,
+        )
 
     def _reserve(self) -> int:
         if self.reserve_bytes >= 0:

@@ -16,6 +16,7 @@ from tests.deploy.support import DEPLOY, needs, run
 from tests.integration.daemon import until
 
 UNIT: Final = DEPLOY / "systemd/group-coordinator.service"
+SETTINGS: Final = DEPLOY / "systemd/group-coordinator.toml"
 COMPOSE: Final = DEPLOY / "compose.yaml"
 CLUSTER: Final = DEPLOY / "compose-cluster.yaml"
 MANIFESTS: Final = DEPLOY / "kubernetes/group-coordinator.yaml"
@@ -30,10 +31,34 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     program = re.search(r"^ExecStart=(\S+)", text, flags=re.MULTILINE)
     assert program is not None
     # Verified is also that the program is there.
-    unit.write_text(text.replace(program[1], "/bin/true"), encoding="utf-8")
+    text = text.replace(program[1], "/bin/true").replace("#LoadCredential=", "LoadCredential=")
+    unit.write_text(text, encoding="utf-8")
     done = run(needs("systemd-analyze"), "verify", str(unit))
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_settings_beside_the_unit_are_some_and_so_are_those_it_proposes(
+    tmp_path: Path,
+) -> None:
+    """They are copied, and the lines that begin with a mark are taken up one by one."""
+    text = SETTINGS.read_text(encoding="utf-8")
+    proposed = tmp_path / "proposed.toml"
+    proposed.write_text(re.sub(r'^#(?=")', "", text, flags=re.MULTILINE), encoding="utf-8")
+
+    assert load_settings(toml_path=SETTINGS).http_listeners == "127.0.0.1:9311"
+    settings = load_settings(toml_path=proposed)
+    assert settings.cluster_zookeeper.startswith("zk1:2181")
+    assert settings.ssl_keystore_location.endswith("group-coordinator.service/server.pem")
+
+
+def test_the_unit_sets_nothing_that_the_file_of_settings_could_not() -> None:
+    """The command line would overrule the file, and a node of a cluster has no folder."""
+    text = UNIT.read_text(encoding="utf-8")
+    command = re.search(r"^ExecStart=(.*)$", text, flags=re.MULTILINE)
+
+    assert command is not None
+    assert command[1].split()[1:] == ["serve", "--config", "/etc/group-coordinator.toml"]
 
 
 def test_the_unit_leaves_the_daemon_little_to_do_harm_with() -> None:

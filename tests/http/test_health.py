@@ -108,8 +108,28 @@ async def test_a_full_disk_is_told_within_a_second_and_over_when_it_has_room(
         after, _, _ = await readiness(w)
 
         assert (503, "unhealthy", 200) == (status, word, after)
-        assert "the disk's reserve is reached" in str(checks["storage"]["reason"])
+        assert str(checks["storage"]["reason"]).startswith(
+            "the disk's reserve is reached: 0 MB of its 1099511 MB are to stay free "
+            "(storage.reserve.bytes is 1000): new offsets are refused"
+        )
         assert checks["storage"]["since"] == later["storage"]["since"]
+
+
+async def test_a_volume_that_is_too_small_names_the_number_and_the_settings(
+    autojump_clock: MockClock,
+) -> None:
+    """A new daemon on it refuses everything, and its owner has set nothing."""
+    disk = Disk(total_bytes=100_000_000)
+    async with world("storage.reserve.bytes=-1", disk=disk) as w:
+        await trio.sleep(1)
+        _, _, checks = await readiness(w)
+
+        assert checks["storage"]["reason"] == (
+            "the disk's reserve is reached: 209 MB of its 100 MB are to stay free "
+            "(storage.reserve.bytes is -1: 5 % of the disk, or the log and two segments of "
+            "offsets.topic.segment.bytes): new offsets are refused; generations and assignments, "
+            "too, as half of what was left is used up"
+        )
 
 
 async def test_a_failed_compaction_is_told(autojump_clock: MockClock) -> None:

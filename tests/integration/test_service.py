@@ -11,7 +11,7 @@ import pytest
 
 from protocol.messages import RegisterTopicsRequest, RegisterTopicsResponse, TopicRegistration
 from tests.deploy.support import DEPLOY, needs, run
-from tests.integration.daemon import Connection, ServiceManager, daemon, run_cli, until
+from tests.integration.daemon import ALWAYS, Connection, ServiceManager, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -76,6 +76,23 @@ def test_systemd_is_told_from_the_start_to_the_end(tmp_path: Path) -> None:
             systemd.hear("WATCHDOG=1")
             systemd.hear_reload_and_stop(one)
             assert one.events("settings.reloaded")[0]["changed"] == []
+
+
+def test_systemd_names_the_folder_unless_something_else_does(tmp_path: Path) -> None:
+    """Its unit fits one node with a folder, and a node of a cluster, which has none."""
+    prefix = ("env", f"STATE_DIRECTORY={tmp_path / 'state'}")
+    with daemon(None, *ALWAYS, prefix=prefix) as one:
+        one.ready()
+        assert one.stop() == 0
+    with daemon(tmp_path / "data", prefix=prefix) as one:
+        one.ready()
+        assert (tmp_path / "data" / "meta").exists()
+        assert one.stop() == 0
+    with daemon(None, "cluster.zookeeper=127.0.0.1:1/gc", prefix=prefix) as one:
+        assert "ZooKeeper can't be reached" in one.wait_for("health.problem")["problem"]
+        assert one.stop() == 0
+
+    assert (tmp_path / "state" / "meta").exists()
 
 
 def test_a_hangup_while_the_daemon_starts_does_not_end_it(tmp_path: Path) -> None:
