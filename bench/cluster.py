@@ -353,7 +353,7 @@ class ClusterBench(Bench):
         with daemon(folder, None, BY_COMMAND_ONLY) as server:
             run_json("bench.fill", self._fill_plan(server), core=None)
         settings = [f"--set=cluster.zookeeper={place}", f"--set=cluster.journals={JOURNALS}"]
-        words = ["cluster", "init", "--from", str(folder), *settings]
+        words = ["cluster", "init", "--from", str(folder), "--yes", *settings]
         done = subprocess.run(
             [sys.executable, "-m", "coordinator", *words],
             capture_output=True,

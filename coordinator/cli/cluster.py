@@ -22,9 +22,9 @@ from coordinator.cli.grammar import PROGRAM, Commands
 from coordinator.cli.log_dump import complaining
 from coordinator.cli.output import Output, end, note
 from coordinator.cluster.errors import ClusterRefused
-from coordinator.cluster.founding import Place, find_or_found, prepare
+from coordinator.cluster.founding import Place, find_or_found, make_chroot, prepare
 from coordinator.cluster.layout import Layout
-from coordinator.cluster.move_in import may_begin, move_in
+from coordinator.cluster.move_in import may_begin, move_in, was_moved
 from coordinator.cluster.move_out import move_out, thaw as thaw_cluster
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import Address, ConfigError, Settings
@@ -75,8 +75,9 @@ def _new_id() -> str:
     examples={
         "An empty one, before its first node starts:": "cluster init "
         "--set cluster.zookeeper=zk1:2181,zk2:2181,zk3:2181/group-coordinator",
-        "Of what a stopped daemon has in its folder:": "cluster init --from data "
-        "--config cluster.toml",
+        "Of what a stopped daemon has in its folder, which is asked for first:": "cluster init "
+        "--from data --config cluster.toml",
+        "The same in a script:": "cluster init --from data --config cluster.toml --yes",
     }
 )
 @click.option(
@@ -86,11 +87,18 @@ def _new_id() -> str:
     help="The folder of a stopped daemon; it is not served alone any more.",
 )
 @settings_from
-def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ...]) -> None:
+@changes
+def init(
+    _output: Output,
+    change: Change,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    overrides: tuple[str, ...],
+) -> None:
     """Make a cluster, empty or of what one node has.
 
     Groups keep their offsets, generations and positions. Interrupted, it is run again. A cluster
-    that is there already stays as it is.
+    that is there already stays as it is. An empty cluster is made without a question.
     """
     settings = loaded((), toml_path, overrides)
     access = _access(settings)
@@ -108,9 +116,23 @@ def init(data_dir: Path | None, toml_path: Path | None, overrides: tuple[str, ..
             click.echo(f"{verb} the cluster {found.cluster_id}.")
             return
         meta = _meta_of(data_dir, settings)
-        _tell_unknown(prepare(access, patience_s=PATIENCE_S))
+        _tell_unknown(prepare(access, patience_s=PATIENCE_S, makes_chroot=False))
         with Visit(access, patience_s=PATIENCE_S) as visit:
-            _init_from(data_dir, meta, settings, visit, Place(visit, access))
+            place = Place(visit, access)
+            moved_before = f"{data_dir} was moved into the cluster {meta.cluster_id} before."
+            if was_moved(place, OsDirectory(data_dir), meta.cluster_id):
+                click.echo(moved_before)
+                return
+            place.check_empty()
+            row = (data_dir, meta.cluster_id, place)
+            question = f"Move {data_dir} into {place}? Then it is not served alone any more."
+            change.confirm(question, ("FOLDER", "CLUSTER-ID", "TO"), [row])
+            make_chroot(access, patience_s=PATIENCE_S)
+            # The question may have stood there for long.
+            if may_begin(place, OsDirectory(data_dir), meta.cluster_id):
+                _init_from(data_dir, meta, settings, visit, place)
+            else:
+                click.echo(moved_before)
 
 
 def _tell_unknown(unknown: dict[str, str]) -> None:
@@ -119,9 +141,12 @@ def _tell_unknown(unknown: dict[str, str]) -> None:
 
 
 def _meta_of(data_dir: Path, settings: Settings) -> Meta:
+    """Return what a folder is, if no daemon serves it. Raises LogRefused."""
     looked_at = ReadOnlyDirectory(data_dir)
     if not looked_at.exists(META_NAME):
         raise LogIncompatible(f"{data_dir} is no data folder: it has no file {META_NAME!r}")
+    looked_at.lock()
+    looked_at.unlock()
     meta = decode_meta(looked_at.read(META_NAME))
     if meta.num_partitions != settings.offsets_topic_num_partitions:
         raise ClusterRefused(
@@ -132,9 +157,6 @@ def _meta_of(data_dir: Path, settings: Settings) -> Meta:
 
 
 def _init_from(data_dir: Path, meta: Meta, settings: Settings, visit: Visit, place: Place) -> None:
-    if not may_begin(place, OsDirectory(data_dir), meta.cluster_id):
-        click.echo(f"{data_dir} was moved into the cluster {meta.cluster_id} before.")
-        return
     journal = Journal(
         OsDirectory(data_dir),
         num_partitions=meta.num_partitions,

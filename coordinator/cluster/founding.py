@@ -109,8 +109,13 @@ def find_or_found(
     return Found(there, secret, there == proposed, unknown)
 
 
-def prepare(access: Access, *, patience_s: float, makes_chroot: bool = True) -> dict[str, str]:
-    """Look at the servers, and make the chroot; return whose version nobody knows, and why.
+def prepare(access: Access, *, patience_s: float, makes_chroot: bool) -> dict[str, str]:
+    """Look at the servers; return those whose version isn't known, and the reason of each.
+
+    Args:
+        access: How the ensemble is reached.
+        patience_s: How long to wait for a connection, and for each answer.
+        makes_chroot: Make the chroot, too, once the versions will do.
 
     Raises:
         ClusterRefused: They can't be used; the message says why.
@@ -125,6 +130,12 @@ def prepare(access: Access, *, patience_s: float, makes_chroot: bool = True) -> 
         if server not in away:
             _probe(replace(access, hosts=server))
     return away | silent
+
+
+def make_chroot(access: Access, *, patience_s: float) -> None:
+    """Make the path that the cluster lies under. Raises ClusterRefused, EnsembleUnreachable."""
+    with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
+        _make_chroot(visit, access)
 
 
 def servers_of(access: Access) -> list[str]:

@@ -41,24 +41,34 @@ class Moved(NamedTuple):
     size_bytes: int
 
 
+def was_moved(place: Place, directory: Directory, cluster_id: str) -> bool:
+    """Return whether the folder is the cluster that is there.
+
+    Raises:
+        ClusterRefused: There is another cluster, or one that is served beside the folder.
+    """
+    there = place.cluster_id()
+    if there is None:
+        return False
+    if there == cluster_id and directory.exists(MOVED_NAME):
+        return True
+    raise ClusterRefused(f"{place} holds the cluster {there} already")
+
+
 def may_begin(place: Place, directory: Directory, cluster_id: str) -> bool:
     """Return whether the folder is still to be moved; False if that was done before.
 
     The mark of a move that was interrupted is taken away.
 
     Raises:
-        ClusterRefused: There is another cluster, or one that is served beside the folder.
+        ClusterRefused: As `was_moved`.
     """
-    there = place.cluster_id()
-    is_marked = directory.exists(MOVED_NAME)
-    if there is None:
-        if is_marked:
-            directory.remove(MOVED_NAME)
-            directory.sync()
-        return True
-    if is_marked and there == cluster_id:
+    if was_moved(place, directory, cluster_id):
         return False
-    raise ClusterRefused(f"{place} holds the cluster {there} already")
+    if directory.exists(MOVED_NAME):
+        directory.remove(MOVED_NAME)
+        directory.sync()
+    return True
 
 
 def move_in(

@@ -34,8 +34,9 @@ CHANGES: Final = {
     *("acls add", "acls remove", "quotas remove", "quotas set"),
     *("users add", "users password", "users remove", "zookeeper import"),
 }
+CHANGES_IN_ZOOKEEPER: Final = {"cluster export", "cluster init", "cluster thaw"}
 PRINT_ROWS: Final = {
-    *(*LOOKS, *CHANGES, "cluster export", "cluster thaw"),
+    *(*LOOKS, *CHANGES, *CHANGES_IN_ZOOKEEPER),
     *("settings", "log dump", "log verify"),
 }
 
@@ -109,7 +110,7 @@ def test_who_prints_rows_prints_them_for_programs_too(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LEAVES))
 def test_who_changes_something_takes_a_yes_and_nobody_else_does(name: str) -> None:
     """A script that says --yes to a look has mistaken it for something else."""
-    assert ("--yes" in options_of(name)) == (name in {*CHANGES, "cluster export", "cluster thaw"})
+    assert ("--yes" in options_of(name)) == (name in {*CHANGES, *CHANGES_IN_ZOOKEEPER})
     assert not options_of(name) & {"--execute", "--dry-run", "--force"}
 
 

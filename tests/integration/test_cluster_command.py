@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -134,7 +135,15 @@ def test_a_folder_becomes_a_cluster_and_is_not_served_alone(access: Access, tmp_
     """Two coordinators of the same groups would each take commits that the other doesn't know."""
     fold, ends, epoch = filled(tmp_path / "data")
 
-    done = run_cli("cluster", "init", "--from", str(tmp_path / "data"), *options(access))
+    init = ("cluster", "init", "--from", str(tmp_path / "data"), *options(access))
+    kept = {one.name: one.read_bytes() for one in (tmp_path / "data").iterdir()}
+    dry = run_cli(*init)
+    assert (3, True) == (dry.returncode, "--yes" in dry.stderr)
+    assert kept == {one.name: one.read_bytes() for one in (tmp_path / "data").iterdir()}
+    with Visit(replace(access, chroot=""), patience_s=30) as visit:
+        assert znodes.Seen(False) == visit.do(znodes.Look(access.chroot))
+
+    done = run_cli(*init, "--yes")
 
     assert (0, "") == (done.returncode, done.stderr)
     assert f"is the cluster {ID} now" in done.stdout
@@ -147,14 +156,14 @@ def test_a_folder_becomes_a_cluster_and_is_not_served_alone(access: Access, tmp_
         assert "were moved into a cluster" in alone.wait_for("refused")["reason"]
         assert alone.wait() == 78
 
-    again = run_cli("cluster", "init", "--from", str(tmp_path / "data"), *options(access))
+    again = run_cli(*init)
     assert (0, True) == (again.returncode, "was moved into the cluster" in again.stdout)
 
 
 def test_an_interrupted_move_begins_anew(access: Access, tmp_path: Path) -> None:
     """There is no cluster before its id, however much of it is there."""
     fold, ends, _ = filled(tmp_path / "data")
-    init = ("cluster", "init", "--from", str(tmp_path / "data"))
+    init = ("cluster", "init", "--yes", "--from", str(tmp_path / "data"))
 
     small = run_cli(*init, *options(access, "cluster.state.max.bytes=1048576"))
     assert small.returncode == 0, small.stderr
@@ -176,7 +185,7 @@ def test_a_cluster_that_is_there_is_not_written_over(access: Access, tmp_path: P
     there = run_cli("cluster", "init", *options(access))
     assert (0, True) == (there.returncode, there.stdout.startswith("There is already"))
 
-    done = run_cli("cluster", "init", "--from", str(tmp_path / "data"), *options(access))
+    done = run_cli("cluster", "init", "--yes", "--from", str(tmp_path / "data"), *options(access))
     assert (78, True) == (done.returncode, "holds the cluster" in done.stderr)
     opened(tmp_path / "data").close(clean=True)
 

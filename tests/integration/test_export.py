@@ -81,7 +81,7 @@ async def test_groups_move_from_a_cluster_into_a_folder_and_back(
 
     refused = run_cli(*export, "--yes")
     assert (refused.returncode, "not empty" in refused.stderr) == (78, True)
-    moved = run_cli("cluster", "init", "--from", str(folder), *options(again))
+    moved = run_cli("cluster", "init", "--from", str(folder), "--yes", *options(again))
     assert (moved.returncode, moved.stderr) == (0, "")
     with cluster(again, *LAYOUT, nodes=1) as nodes:
         assert state_of(nodes.running[1]) == state
