@@ -50,6 +50,9 @@ class Asker(Protocol):
     def spend(self, worked_s: float) -> None:
         """Note that his requests took so much of the event loop outside of his turns."""
 
+    def refusal(self) -> int:
+        """Return the error of all that is not decided yet, once the log-in has ended; 0 before."""
+
     def judge(self, request: m.Request) -> Any:
         """Return the `Verdict` on a part of what he asked, by the rules of now."""
 
@@ -120,6 +123,10 @@ class Call(Struct, eq=False):
         """Show him all."""
         return True
 
+    def refusal(self) -> int:
+        """Let everything be decided."""
+        return 0
+
     def judge(self, request: m.Request) -> Any:  # noqa: ARG002  as above
         """Refuse him nothing."""
         return None
@@ -144,6 +151,13 @@ class Call(Struct, eq=False):
     def failed(self, exc: Exception) -> None:
         """Answer that work for this request had a bug."""
         raise NotImplementedError
+
+    def is_refused(self) -> bool:
+        """Say whether the client's log-in has ended; the call is then answered with that."""
+        error = self.asker.refusal()
+        if error:
+            self.fail(error, -1)
+        return bool(error)
 
     def drop(self) -> None:
         """Answer nobody: whoever decides ends the connection."""
@@ -280,11 +294,15 @@ class CallQueue(Generic[T]):
         return found
 
     async def run(self, work: Callable[[Call, T], Awaitable[None]]) -> None:
-        """Do *work* for one after the other until cancelled; what it raises ends that one."""
+        """Do *work* for one after the other until cancelled; what it raises ends that one.
+
+        A call whose client has lost its log-in in the line is refused.
+        """
         while True:
             call, item = await self.take()
             try:
-                await work(call, item)
+                if not call.is_refused():
+                    await work(call, item)
             except Exception as exc:
                 if is_fatal(exc):
                     raise

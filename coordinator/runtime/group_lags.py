@@ -89,6 +89,8 @@ class GroupLags:
             part = gather.part(lambda error: error)
             for _ in shard.read_in_slices(None, part, looking, self._now):
                 await trio.lowlevel.checkpoint()
+                if call.is_refused():
+                    return
             if page.end is not None:
                 break
         gather.seal()

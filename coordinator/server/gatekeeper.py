@@ -342,6 +342,11 @@ class Gate:
             return "its password or token is in force no more"
         return None
 
+    def refusal(self, wall_ms: int) -> int:
+        """Return the error of all that is not decided yet, once the log-in has ended; 0 before."""
+        has_ended = self._access is None or self.over_because(wall_ms) is not None
+        return _E.ILLEGAL_SASL_STATE if has_ended else _E.NONE
+
     # --- requests -----------------------------------------------------------------------
 
     def has_judged(self, request: Any, is_over: Callable[[], bool]) -> bool:
@@ -362,10 +367,12 @@ class Gate:
         return judging.go_on(is_over)
 
     def judge(self, request: Any, now: Now) -> Verdict | None:
-        """Return what is refused of a request, or of a part of one, whose turn comes late."""
+        """Return what is refused of a request, or of a part of one, whose turn comes late.
+
+        The log-in is in force (`refusal`).
+        """
         access, caller = self._access, self._client.caller
-        if access is None or self.over_because(now.wall_ms) is not None:
-            return Verdict(None, lambda _: error_response(request, _E.ILLEGAL_SASL_STATE))
+        assert access is not None
         if access.version != self._rules.version and not self._knows_rules(access):
             return Verdict(None, lambda _: error_response(request, self._keeper.unready))
         verdict = None if access.is_free else NEEDS[type(request)](access, request)

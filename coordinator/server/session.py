@@ -179,11 +179,15 @@ class SessionCall(Call, eq=False):
         return of_epoch(prepared, leader_epoch) if prepared else prepared
 
     def attempt(self, decide: Callable[[], None]) -> None:
-        """Call *decide*, unless the client is gone; nobody takes it from its line without room."""
+        """Call *decide*, unless the client is gone, or its log-in has ended.
+
+        Nobody takes it from its line without room.
+        """
         self.found_room = True
         if self.is_open and not self.session.is_closed:
             try:
-                decide()
+                if not self.is_refused():
+                    decide()
             except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
                 self.failed(exc)
 
@@ -396,6 +400,10 @@ class Session:
         self.close(UNAUTHENTICATED)
 
     # --- who asks, for those who answer ---------------------------------------------------
+
+    def refusal(self) -> int:
+        """Return the error of all that is not decided yet, once the log-in has ended; 0 before."""
+        return 0 if self.gate is None else self.gate.refusal(self._now().wall_ms)
 
     def judge(self, request: Request) -> Any:
         """Return the verdict on a part of what was asked, by the rules of now."""

@@ -1,16 +1,18 @@
 """The matrix of rights in a running daemon: refused before any effect, and without a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.group.acls import Rules
+from coordinator.runtime.calls import CallQueue
 from coordinator.runtime.poller import SLICE_S
 from coordinator.server.authorization import Authorizer
 from protocol import messages as m
@@ -48,6 +50,12 @@ def denial(operation: Op, kind: T, name: str = "*") -> m.CreateAclsRequest:
     """Return the request that denies that to Alice."""
     acl = m.Acl(kind, name, PatternType.LITERAL, "User:alice", "*", operation, 2)
     return m.CreateAclsRequest((acl,))
+
+
+def removal(user: str) -> m.AlterUserScramCredentialsRequest:
+    """Return the request that takes away a user's password."""
+    deletion = m.ScramDeletion(user, Mechanism.SCRAM_SHA_256)
+    return m.AlterUserScramCredentialsRequest((deletion,), ())
 
 
 async def both(here: World) -> tuple[Client, Client]:
@@ -355,13 +363,89 @@ async def test_nothing_more_is_deleted_for_who_is_removed_halfway(
 
         sent = alice.send(m.DeleteTopicsRequest(MANY))
         await until_soon(lambda: left() < len(MANY))
-        deletion = m.ScramDeletion("alice", Mechanism.SCRAM_SHA_256)
-        removed = admin.send(m.AlterUserScramCredentialsRequest((deletion,), ()))
+        removed = admin.send(removal("alice"))
         await until_soon(partial(admin.has, removed))
         before = left()
         await until_soon(lambda: alice.transport.closed)
 
         assert left() == before > 0
+        assert m.first_error(alice.answers()[sent].response) == E.ILLEGAL_SASL_STATE
+
+
+LISTS: Final[tuple[m.Request, ...]] = (
+    m.ListGroupsRequest((), ()),
+    m.SummarizeGroupsRequest(None, (), b"", 100, 0),
+    m.DescribeTopicsRequest(None, None, False, "", 100),
+    m.DescribeTopicsRequest(None, ".*", False, "", 100),
+    m.ScanOffsetsRequest(0, b"", 100, True, None, None),
+    m.ReadOffsetChangesRequest(0, 0, 100),
+    m.DescribeAclsRequest(1, None, 1, None, None, 1, 1),
+    m.OffsetFetchRequest((m.GroupFetch("g", None), m.GroupFetch("h", None)), False),
+)
+
+
+@pytest.mark.parametrize("request_", LISTS, ids=lambda request: type(request).__name__)
+async def test_a_removed_user_sees_nothing_in_an_answer_that_waits_for_its_turn(
+    request_: m.Request, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules that name the user are still there, and would show everything."""
+    may_go_on, take = trio.Event(), CallQueue.take
+
+    async def take_late(queue: CallQueue[Any]) -> tuple[Any, Any]:
+        found = await take(queue)
+        await may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(CallQueue, "take", take_late)
+    async with guarded(tmp_path, "super.users=User:root;User:alice") as here:
+        admin, alice = await both(here)
+        await admin.ask(registration(1, "t"))
+        await admin.ask(commit(1))
+        here.node.slices.is_busy = True  # What takes long gets into the line.
+        sent = alice.send(request_)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not alice.has(sent)
+        await admin.ask(removal("alice"))
+        may_go_on.set()
+        await until_soon(lambda: alice.transport.closed)
+
+        answer: Any = alice.answers()[sent].response
+        assert answer == m.error_response(request_, E.ILLEGAL_SASL_STATE)
+
+
+@pytest.mark.parametrize("kind", [m.ListGroupsRequest, m.SummarizeGroupsRequest])
+async def test_a_user_who_is_removed_halfway_through_a_list_gets_none_of_it(
+    kind: type[m.Request],
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list of 100,000 groups is made for seconds, and its groups may come in that time."""
+    async with guarded(tmp_path, "super.users=User:root;User:alice") as here:
+        admin, alice = await both(here)
+        looks = 0
+        look = "list_groups" if kind is m.ListGroupsRequest else "summaries"
+
+        def slowly(quickly: Callable[..., Iterator[Any]], *what: Any) -> Iterator[Any]:
+            nonlocal looks
+            for _ in range(50):
+                looks += 1
+                autojump_clock.jump(2 * SLICE_S)
+                yield None
+            yield from quickly(*what)
+
+        for shard in here.node.shards:
+            monkeypatch.setattr(shard.core, look, partial(slowly, getattr(shard.core, look)))
+        (request,) = [one for one in LISTS if type(one) is kind]
+        sent = alice.send(request)
+        await until_soon(lambda: looks > 0)
+        removed = admin.send(removal("alice"))
+        await until_soon(partial(admin.has, removed))
+        before = looks
+        await until_soon(lambda: alice.transport.closed)
+
+        assert 0 < before < 50 * len(here.node.shards)
+        assert looks <= before + 1
         assert m.first_error(alice.answers()[sent].response) == E.ILLEGAL_SASL_STATE
 
 
