@@ -55,6 +55,8 @@ _FIELDS: Final[Mapping[str, str]] = {
     "ssl.endpoint.identification.algorithm": "check",
 }
 NAMES: Final = tuple(_FIELDS)
+# Where commands go that have no --at. A file of properties may have it for them.
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 PREFIXES: Final = ("security.", "sasl.", "ssl.")
 SECRETS: Final = (
     "sasl.password",
@@ -129,6 +131,9 @@ class Security:
             return given
         if given is None:
             return cls()
+        if isinstance(given, str | os.PathLike):
+            given = read_properties(given)
+            given.pop(BOOTSTRAP_SERVERS, None)
         given = properties_of(given, NAMES)
         values = {_FIELDS[name]: value for name, value in given.items()}
         for name, value in given.items():

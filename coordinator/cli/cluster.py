@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from click.core import ParameterSource
 
 from coordinator.cli.cluster_status import COLUMNS, Status, from_nodes, from_zookeeper, row_of, show
 from coordinator.cli.common import (
@@ -16,6 +15,7 @@ from coordinator.cli.common import (
     asks,
     asks_to_change,
     changes,
+    is_given,
 )
 from coordinator.cli.config import loaded, settings_from
 from coordinator.cli.grammar import PROGRAM, Commands
@@ -308,7 +308,7 @@ def status(
     Exits 0 if every journal is led and every node is ready, 1 with what is wrong.
     """
     settings = loaded((), toml_path, overrides)
-    if _is_given("at") or not settings.cluster_zookeeper:
+    if is_given("at") or not settings.cluster_zookeeper:
         return show(from_nodes(coordinator), output)
     access = _access(settings)
     with complaining(), Visit(access, patience_s=PATIENCE_S) as visit:
@@ -324,11 +324,6 @@ def _read(visit: Visit, place: Place, settings: Settings) -> Status:
     place.check_layout(_layout(settings))
     journals, limit = settings.cluster_journals, settings.cluster_state_max_bytes
     return from_zookeeper(visit, cluster_id, journals, limit)
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.COMMANDLINE
 
 
 @cluster.command(
@@ -353,6 +348,9 @@ def move(coordinator: Coordinator, output: Output, change: Change, journal: int,
         raise AskFailed(f"there is no journal {journal} of {len(seen.journals)}")
     leader = seen.journals[journal].leader
     where = {one.node_id: Address(one.host, one.port) for one in told.nodes}
+    if node not in where:
+        nodes = ", ".join(map(str, sorted(where)))
+        raise AskFailed(f"there is no node {node}: there are the nodes {nodes}")
     if leader not in where:
         raise AskFailed(f"nobody leads journal {journal}")
     if leader == node:

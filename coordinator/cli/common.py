@@ -43,6 +43,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from coordinator.cli.grammar import PROGRAM, refuses
 from coordinator.cli.output import (
@@ -769,7 +770,8 @@ def asks(
         default="127.0.0.1:9310",
         type=ADDRESSES,
         metavar="HOST:PORT,…",
-        help="The coordinator; of a cluster any nodes, of which one is asked that is there.",
+        help="The coordinator; of a cluster any nodes, of which one is asked that is there. "
+        "Without it, bootstrap.servers in the file of --command-config counts.",
         show_default=True,
     )
     @click.option(
@@ -787,8 +789,8 @@ def asks(
         envvar=CONFIG_VARIABLE,
         type=click.Path(),
         metavar="FILE",
-        help="Properties such as security.protocol, sasl.* and ssl.*; also by the variable "
-        f"{CONFIG_VARIABLE}.",
+        help="Properties such as security.protocol, sasl.*, ssl.* and bootstrap.servers; also by "
+        f"the variable {CONFIG_VARIABLE}.",
     )
     @refuses("--bootstrap-server", "The coordinator is named by --at HOST:PORT.")
     @prints
@@ -803,6 +805,8 @@ def asks(
     ) -> None:
         failed: bool | None = None
         try:
+            if config is not None and not is_given("at"):
+                at = _bootstrap_servers(config) or at
             with Coordinator(at, timeout_s=timeout_s, config=config) as coordinator:
                 failed = command(coordinator, output, *arguments, **options)
         except Unreachable as exc:
@@ -813,6 +817,23 @@ def asks(
             sys.exit(EXIT_SOME_FAILED)
 
     return asking
+
+
+def is_given(name: str) -> bool:
+    """Say whether an option stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def _bootstrap_servers(config: str) -> tuple[Address, ...]:
+    """Return the addresses that a file of properties names, if any. Raises AskFailed."""
+    from client import security as s  # noqa: PLC0415 - as in `Link._secured`
+
+    try:
+        text = s.read_properties(config).get(s.BOOTSTRAP_SERVERS, "")
+        return tuple(Address.parse(s.BOOTSTRAP_SERVERS, one) for one in text.split(",") if text)
+    except (ConfigError, ValueError) as exc:
+        raise AskFailed(str(exc)) from exc
 
 
 def asks_to_change(command: Callable[..., bool | None]) -> Callable[..., None]:

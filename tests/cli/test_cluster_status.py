@@ -128,6 +128,7 @@ def test_a_program_gets_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
         ("0", "1", "Node 1 leads journal 0 already.", 0),
         ("1", "2", "nobody leads journal 1", 1),
         ("2", "2", "there is no journal 2 of 2", 1),
+        ("0", "9", "there is no node 9: there are the nodes 1, 2, 3", 1),
     ],
 )
 def test_a_journal_is_moved_by_who_leads_it(
@@ -147,6 +148,20 @@ def test_a_journal_is_moved_by_who_leads_it(
     assert (done.exit_code, said) == (exit_status, done.output.strip())
     moves = [m.MoveJournalRequest(0, 2)] if said.startswith("journal") else []
     assert line.of_type(m.MoveJournalRequest) == moves
+
+
+def test_a_dry_run_plans_no_move_to_a_node_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan that can't be carried out misleads, and a typing error is found before the night."""
+    line = CommandLine(
+        monkeypatch,
+        {m.DescribeClusterRequest: NODES, m.DescribeJournalsRequest: journals(1, 1)},
+    )
+    done = line.run("cluster", "move", "0", "9")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "there is no node 9" in done.stderr
 
 
 def test_a_move_that_was_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """Commands that log in: the file of properties, the variable for it, and that no secret shows."""
 
+import socket
 import traceback
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
+from coordinator.cli.main import main
 from coordinator.security.sasl import Authenticator, LogIn, credential_of
 from protocol import messages as m
 from tests.fakes.command_line import CommandLine, FakeSocket
@@ -121,3 +124,59 @@ def test_a_coordinator_that_has_answered_is_not_taken_for_one_with_tls(
     done = command_line(monkeypatch).run("groups", "list")
 
     assert done.stderr.endswith(": it closed the connection without an answer\n")
+
+
+@pytest.mark.parametrize(
+    ("servers", "at", "asked"),
+    [
+        ("bootstrap.servers=b:9, c:8\n", (), [("b", 9), ("c", 8)]),
+        ("bootstrap.servers=b:9\n", ("--at", "a:1"), [("a", 1)]),
+        ("", (), [("127.0.0.1", 9310)]),
+        ("bootstrap.servers=\n", (), [("127.0.0.1", 9310)]),
+    ],
+)
+def test_a_file_of_properties_says_where_the_coordinator_is_unless_the_command_does(
+    servers: str,
+    at: tuple[str, ...],
+    asked: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One file for each environment, as operators of Kafka have it: no address to mistake."""
+    path = tmp_path / "client.properties"
+    path.write_text(f"{servers}security.protocol=PLAINTEXT\n")
+    wheres: list[tuple[str, int]] = []
+
+    def connect(where: tuple[str, int], **_: object) -> FakeSocket:
+        wheres.append(where)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    words = ["ping", *at, "--command-config", str(path)]
+    assert CliRunner().invoke(main, words).exit_code == 1
+    assert wheres == asked
+
+
+def test_an_address_in_a_file_of_properties_that_is_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The default address instead would be another coordinator."""
+    path = tmp_path / "client.properties"
+    path.write_text("bootstrap.servers=b\n")
+    line = command_line(monkeypatch)
+    done = CliRunner().invoke(main, ["groups", "list", "--command-config", str(path)])
+
+    assert (done.exit_code, line.connections) == (1, 0)
+    assert "bootstrap.servers: 'b' is not host:port" in done.stderr
+
+
+def test_a_command_logs_in_by_a_file_that_says_where_the_coordinator_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such a file was refused as a whole."""
+    path = Path(written(tmp_path, MARKER))
+    path.write_text(f"bootstrap.servers=127.0.0.1:1\n{path.read_text()}")
+    line = command_line(monkeypatch)
+    done = CliRunner().invoke(main, ["groups", "list", "--command-config", str(path)])
+
+    assert (done.exit_code, line.connections) == (0, 1), done.output
