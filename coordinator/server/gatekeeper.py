@@ -681,9 +681,11 @@ class Narrowed(Call, eq=False):
 
 
 def _is_anothers(group: Group, member_id: str, instance_id: str | None, caller: Caller) -> bool:
-    """Say whether a member, or an id that was given out, belongs to somebody else."""
-    held = group.static.get(instance_id, member_id) if instance_id is not None else member_id
-    holder = group.members.get(held) or group.pending.get(held)
+    """Say whether a member with either id, or the id that was given out, is another principal's."""
+    named = group.members.get(member_id) or group.pending.get(member_id)
+    if named is not None and caller.is_anothers(named.principal):
+        return True
+    holder = None if instance_id is None else group.members.get(group.static.get(instance_id, ""))
     return holder is not None and caller.is_anothers(holder.principal)
 
 

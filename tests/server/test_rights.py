@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -640,6 +641,44 @@ async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None
         assert [one.error for one in taken_out.members] == [0]
         line = told(here, "access.refused")[0]
         assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
+
+
+def naming(member_id: str, instance_id: str | None) -> tuple[m.Request, ...]:
+    """Return a request of each kind that names a member by these ids."""
+    return (
+        m.LeaveGroupRequest("g", (m.LeavingMember(member_id, instance_id, None),)),
+        m.HeartbeatRequest("g", 0, member_id, instance_id),
+        m.SyncGroupRequest("g", 0, member_id, instance_id, None, None, ()),
+        structs.replace(commit(), member_id=member_id, group_instance_id=instance_id),
+        structs.replace(join("g", member_id), group_instance_id=instance_id),
+    )
+
+
+async def test_no_pair_of_ids_reaches_a_member_or_an_id_of_another_principal(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """An own instance beside a pending id of somebody else's took that back, and its owner was
+    told that the group knows no such member.
+    """
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
+        pending = await admin.member_id()
+        for theirs in ("their-1", "their-2"):
+            admin.send(structs.replace(join(), group_instance_id=theirs))
+        await trio.testing.wait_all_tasks_blocked()
+        group = here.node.shard_of("g").core.groups["g"]
+        static = dict(group.static)
+        member_ids = ("", "nobody", pending, *static.values(), "own", "own pending")
+        for member_id, instance_id in product(member_ids, (None, "new", *static, "own")):
+            for number in range(5):
+                alice.send(structs.replace(join(), group_instance_id="own"))
+                own_pending = await alice.member_id()
+                named = {"own": group.static["own"], "own pending": own_pending}
+                alice.send(naming(named.get(member_id, member_id), instance_id)[number])
+                await trio.testing.wait_all_tasks_blocked()
+                assert pending in group.pending, (member_id, instance_id, number)
+                assert static.items() <= group.static.items(), (member_id, instance_id, number)
 
 
 async def test_who_drains_takes_nothing_from_anybody_but_himself(tmp_path: Path) -> None:
