@@ -156,8 +156,9 @@ class ZnodeOffsets:
 
 
 def is_partition(name: str) -> bool:
-    """Say whether a znode's name is the number of a partition."""
-    return name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) <= INT32_MAX
+    """Say whether a znode's name is the number of a partition, in the one spelling of that."""
+    is_number = name.isascii() and name.isdecimal() and len(name) <= 10
+    return is_number and int(name) <= INT32_MAX and str(int(name)) == name
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -78,6 +78,7 @@ from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 
 EXIT_SOME_FAILED: Final = 1
 EXIT_DRY_RUN: Final = 3
+EXIT_DIFFERENT: Final = 4
 EXIT_UNREACHABLE: Final = 69
 TIMEOUT_S: Final = 10.0
 CONFIG_VARIABLE: Final = "COORDINATOR_COMMAND_CONFIG"

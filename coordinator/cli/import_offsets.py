@@ -8,7 +8,7 @@ what the plan was made of: that the offset is still the one that was shown, and 
 commit the partition, or that who may is removed in the same step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -39,6 +39,7 @@ from protocol.text import some_of
 UNCHANGED: Final = "unchanged"
 TO_IMPORT: Final = "to import"
 AHEAD: Final = "ahead"  # What is committed is larger.
+MISSING: Final = "missing"  # It is committed, and the source has nothing.
 IMPORTED: Final = "imported"
 NOT_TRIED: Final = "not tried"
 UNKNOWN: Final = "unknown"
@@ -128,6 +129,8 @@ class Terms(NamedTuple):
         reason: Why, for the coordinator.
         expected: What must be committed, by an export; None for whatever is.
         is_forward: Only where it is larger than what is committed.
+        lacks: Says of a partition without a row whether the source has no offset of it, so that a
+            committed one is told as `MISSING`; None: it may be a part, as a file may.
 
     """
 
@@ -136,6 +139,7 @@ class Terms(NamedTuple):
     reason: str | None
     expected: Mapping[Key, int] | None = None
     is_forward: bool = False
+    lacks: Callable[[str, TopicPartition], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -173,12 +177,10 @@ class Import:
         failed = talk_about_each(
             self._coordinator, by_group, lambda group_id: self._plan(group_id, by_group[group_id])
         )
-        self.plans = {
-            group_id: self.plans[group_id] for group_id in by_group if group_id in self.plans
-        }
+        self.plans = {one: self.plans[one] for one in by_group if self.plans.get(one)}
         self._tell_missing([group_id for group_id in by_group if group_id in self._missing])
         self._tell_owned()
-        ends = {UNCHANGED, AHEAD}
+        ends = {UNCHANGED, AHEAD, MISSING}
         return failed or any(x.status not in ends for x in self._all() if not x.is_moving)
 
     def _all(self) -> Iterator[Planned]:
@@ -200,23 +202,27 @@ class Import:
         return [one.shown() for one in self._all()]
 
     def _plan(self, group_id: str, rows: Sequence[FileOffset]) -> Talk:
-        if not rows:
+        lacks = self._terms.lacks
+        if not rows and lacks is None:
             raise AskFailed("the file has nothing of this group")
         group = or_dead((yield m.DescribeGroupsRequest((group_id,))))
-        if group.error:
+        if group.error and rows:
             self._missing.add(group_id)
         owners: dict[TopicPartition, str] = {}
-        if group.members:
+        missing: list[Planned] = []
+        if group.members or (lacks is not None and not group.error):
             lag: m.DescribeLagResponse = yield m.DescribeLagRequest(group_id)
             owners = _owners(group, lag)
+            if lacks is not None:
+                known = {row.where for row in rows}
+                missing = _missing(lag, lambda where: where not in known and lacks(group_id, where))
         stored: dict[TopicPartition, m.PartitionOffset] = {}
         for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
             topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
             answer = yield m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
             stored |= _stored(answer)
-        self.plans[group_id] = [
-            self._planned(row, stored.get(row.where), owners.get(row.where)) for row in rows
-        ]
+        planned = [self._planned(row, stored.get(row.where), owners.get(row.where)) for row in rows]
+        self.plans[group_id] = [*planned, *missing]
 
     def _planned(
         self, row: FileOffset, stored: m.PartitionOffset | None, owner: str | None
@@ -359,6 +365,24 @@ def _owners(group: m.DescribedGroup, lag: m.DescribeLagResponse) -> dict[TopicPa
         for one in topic.partitions
         if one.member_id
     }
+
+
+def _missing(
+    lag: m.DescribeLagResponse, is_missing: Callable[[TopicPartition], bool]
+) -> list[Planned]:
+    """Return what a group has committed, of partitions that are missing in the source."""
+    return [
+        Planned(
+            FileOffset(lag.group_id, topic.topic, one.partition, NO_OFFSET),
+            one.committed_offset,
+            MISSING,
+            is_moving=False,
+        )
+        for topic in lag.topics
+        for one in topic.partitions
+        if one.committed_offset != NO_OFFSET
+        and is_missing(TopicPartition(topic.topic, one.partition))
+    ]
 
 
 def _stored(answer: m.OffsetFetchResponse) -> dict[TopicPartition, m.PartitionOffset]:

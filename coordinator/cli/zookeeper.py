@@ -8,6 +8,7 @@ What is read is not one moment's state: old consumers may commit meanwhile. The 
 what they have committed.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.znode_offsets import is_partition
 from client.zookeeper.znodes import ROOT, Failed, Found, Status, decoded, offsets_path
 from coordinator.cli.common import (
+    EXIT_DIFFERENT,
     GROUP,
     AskFailed,
     Change,
@@ -38,6 +40,7 @@ from coordinator.cli.import_offsets import (
     AHEAD,
     HEAD,
     IMPORTED,
+    MISSING,
     TO_IMPORT,
     UNCHANGED,
     Import,
@@ -49,6 +52,7 @@ from coordinator.cli.output import Output, counted, note, tracked
 from coordinator.names import quoted, shortened
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import group_id_error, name_error
+from protocol.partition import TopicPartition
 from protocol.text import some_of
 
 # Of these many groups everything is read together, by requests for many znodes each.
@@ -62,10 +66,12 @@ _SUMMARY: Final = (
     "IMPORTED",
     "UNCHANGED",
     "AHEAD",
+    "MISSING",
     "NOT-IMPORTED",
 )
 
-_GOOD: Final = (TO_IMPORT, IMPORTED, UNCHANGED, AHEAD)
+_DIFFERENT: Final = (AHEAD, MISSING)
+_GOOD: Final = (TO_IMPORT, IMPORTED, UNCHANGED, *_DIFFERENT)
 _ANY: Final = 1 << 31
 _NO_UTF8: Final = "it is no UTF-8"
 
@@ -130,7 +136,8 @@ def import_offsets(
     """Commit the offsets that consumers of Kafka 0.8 keep in ZooKeeper, where that is forward.
 
     Nothing in ZooKeeper changes. What is there and is no offset is told, and left out. Groups may
-    have members: a partition that a member owns is left out, too, unless --remove-owners.
+    have members: a partition that a member owns is left out, too, unless --remove-owners. Where the
+    coordinator has a larger offset (ahead), or ZooKeeper none (missing), the exit status is 4.
     """
     if group_ids and pattern is not None:
         raise click.UsageError("Either groups or --pattern.")
@@ -139,10 +146,11 @@ def import_offsets(
     with _asking(connect, zookeeper_config) as ensemble:
         found = read_all(ensemble, wanted)
     note(f"{counted(found.count, 'offset')} in ZooKeeper, read in {_seconds_since(began_s)}")
-    work = Import(
-        coordinator, Terms(remove_owners, overwrite=False, reason=reason, is_forward=True)
-    )
-    failed = work.plan(found.by_group) or bool(found.bad)
+    terms = Terms(remove_owners, overwrite=False, reason=reason, is_forward=True, lacks=found.lacks)
+    work = Import(coordinator, terms)
+    failed = work.plan(found.by_group)
+    found.note_empty([one for one in group_ids if one not in work.plans])
+    failed = failed or bool(found.bad)
     _tell_unregistered(coordinator, found.by_group)
     report = Report(work, found.bad, is_summary=summary)
     change.confirm(
@@ -150,10 +158,15 @@ def import_offsets(
     )
     began_s = time.monotonic()
     try:
-        return work.execute() or failed
+        failed = work.execute() or failed
     finally:
         output.show(report.head, report.rows())
         note(f"{report.counts()}; imported in {_seconds_since(began_s)}")
+    if behind := report.behind():
+        note(behind)
+        if not failed:
+            sys.exit(EXIT_DIFFERENT)
+    return failed
 
 
 def _seconds_since(began_s: float) -> str:
@@ -236,16 +249,37 @@ class Bad(NamedTuple):
 
 
 class Offsets:
-    """What was found, by group; and what is wrong with the rest."""
+    """Offsets by group, and what can't be imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         self.by_group: dict[str, list[FileOffset]] = {}
         self.bad: list[Bad] = []
+        self._bad_places: set[_Names] = set()
+        self._wanted = wanted
 
     @property
     def count(self) -> int:
         """How many offsets there are."""
         return sum(map(len, self.by_group.values()))
+
+    def note(self, where: _Names, why: str) -> None:
+        """Note a znode by group, topic and partition, or what all below a shorter name has."""
+        group, topic, partition = (*where, "", "")[:3]
+        self.bad.append(Bad(group, topic, partition, f"not imported: {why}"))
+        self._bad_places.add(where)
+
+    def note_empty(self, groups: Iterable[str]) -> None:
+        """Note which of these groups have nothing at all: they may be misspelt."""
+        found = {one.group_id for one in self.bad}
+        for group in groups:
+            if not self.by_group.get(group) and group not in found:
+                self.note((group,), "it has no offsets in ZooKeeper (of these topics)")
+
+    def lacks(self, group: str, where: TopicPartition) -> bool:
+        """Say whether a partition without an offset here is wanted, and has no znode."""
+        names = (group, where.topic, str(where.partition))
+        is_bad = any(names[:length] in self._bad_places for length in (1, 2, 3))
+        return not is_bad and self._wanted.has_topic(where.topic)
 
 
 def read_all(ensemble: Ensemble, wanted: Wanted, timeout_s: float = 60) -> Offsets:
@@ -268,7 +302,7 @@ class _Reader:
     """Reads some groups after the other."""
 
     def __init__(self, ensemble: Ensemble, wanted: Wanted, timeout_s: float) -> None:
-        self.found = Offsets()
+        self.found = Offsets(wanted)
         self._ensemble = ensemble
         self._wanted = wanted
         self._timeout_s = timeout_s
@@ -285,7 +319,10 @@ class _Reader:
         return sorted(filter(wanted.has_group, self._sayable((), names)))
 
     def read(self, groups: Sequence[str]) -> None:
-        """Read all that these have."""
+        """Read all that these have; of those that have nothing the coordinator may know some."""
+        for group in groups:
+            if group_id_error(group) is None:
+                self.found.by_group[group] = []
         topics: list[_Names] = [
             (*where, topic)
             for where, names in self._below([(group,) for group in groups])
@@ -299,10 +336,6 @@ class _Reader:
         replies = self._answered(self._ensemble.read, [offsets_path(*where) for where in nodes])
         for where, reply in zip(nodes, replies, strict=True):
             self._take(where, reply)
-        have_any = {where[0] for where in nodes}
-        for group in groups if self._wanted.group_ids else ():
-            if group not in have_any:
-                self._note((group,), "it has no offsets in ZooKeeper (of these topics)")
 
     def _below(self, places: Sequence[_Names]) -> Iterator[tuple[_Names, list[str]]]:
         """Yield for each place what is below it."""
@@ -311,7 +344,7 @@ class _Reader:
             places, self._answered(self._ensemble.children, paths), strict=True
         ):
             if isinstance(reply, Failed):
-                self._note(where, f"it can't be read: {reply.why}")
+                self.found.note(where, f"it can't be read: {reply.why}")
             elif not isinstance(reply, Status):
                 yield where, self._sayable(where, reply)
 
@@ -319,18 +352,18 @@ class _Reader:
         """Return those that can be asked for, which what is no UTF-8 can't."""
         good = [name for name in names if name.isprintable() or name_error(name, _ANY) != _NO_UTF8]
         for name in set(names) - set(good):
-            self._note((*where, ascii(name)), f"it can't be read: {_NO_UTF8}")
+            self.found.note((*where, ascii(name)), f"it can't be read: {_NO_UTF8}")
         return good
 
     def _take(self, where: _Names, reply: Found | Failed | Status) -> None:
         group, topic, partition = where
         if isinstance(reply, Failed):
-            self._note(where, f"it can't be read: {reply.why}")
+            self.found.note(where, f"it can't be read: {reply.why}")
         elif isinstance(reply, Found):  # Else it was deleted meanwhile.
             if why := _problem(group, topic):
-                self._note(where, why)
+                self.found.note(where, why)
             elif not is_partition(partition):
-                self._note(where, f"{quoted(partition)} is no partition")
+                self.found.note(where, f"{quoted(partition)} is no partition")
             else:
                 self._add(where, reply.data)
 
@@ -339,13 +372,9 @@ class _Reader:
         try:
             row = FileOffset(group, topic, int(partition), decoded(data))
         except ValueError as exc:
-            self._note(where, f"it {exc}")
+            self.found.note(where, f"it {exc}")
         else:
-            self.found.by_group.setdefault(group, []).append(row)
-
-    def _note(self, where: _Names, why: str) -> None:
-        group, topic, partition = (*where, "", "")[:3]
-        self.found.bad.append(Bad(group, topic, partition, f"not imported: {why}"))
+            self.found.by_group[group].append(row)
 
     def _answered(
         self, ask: Callable[[Sequence[str], float], list[T]], paths: Sequence[str]
@@ -402,15 +431,24 @@ class Report:
     def _summed(group_id: str, plan: Sequence[Planned], bad: int) -> tuple[object, ...]:
         said = _statuses(plan)
         others = len(plan) - sum(said[one] for one in _GOOD)
-        return (shortened(group_id), len(plan) + bad, *(said[one] for one in _GOOD), others + bad)
+        there = len(plan) - said[MISSING] + bad
+        return (shortened(group_id), there, *(said[one] for one in _GOOD), others + bad)
 
     def counts(self) -> str:
         """Return what became of all of it, in a sentence."""
-        plan = [one for found in self._work.plans.values() for one in found]
-        said = _statuses(plan)
-        others = len(plan) - sum(said[one] for one in _GOOD) + len(self._bad)
+        said = self._all()
+        others = said.total() - sum(said[one] for one in _GOOD) + len(self._bad)
         numbers = [*((one, said[one]) for one in _GOOD), ("not imported", others)]
         return ", ".join(f"{number} {status}" for status, number in numbers if number) or "nothing"
+
+    def behind(self) -> str:
+        """Return how ZooKeeper is behind the coordinator, in a sentence; "" if it is not."""
+        said = self._all()
+        numbers = [f"{said[one]} {one}" for one in _DIFFERENT if said[one]]
+        return f"ZooKeeper is behind the coordinator: {', '.join(numbers)}" if numbers else ""
+
+    def _all(self) -> Counter[str]:
+        return _statuses(one for found in self._work.plans.values() for one in found)
 
 
 def _statuses(plan: Iterable[Planned]) -> Counter[str]:

@@ -44,11 +44,24 @@ class Groups:
 
     def _lag(self, request: m.DescribeLagRequest) -> m.DescribeLagResponse:
         owners = self.owners.get(request.group_id, {})
+        stored = self.stored[request.group_id]
         topics = tuple(
-            m.TopicLag(topic, (m.PartitionLag(p, -1, -1, -1, -1, -1, f"{client}-1"),))
-            for (topic, p), client in sorted(owners.items())
+            m.TopicLag(topic, (self._partition_lag(topic, p, stored, owners),))
+            for topic, p in sorted(stored.keys() | owners.keys())
         )
         return m.DescribeLagResponse(0, None, request.group_id, topics)
+
+    @staticmethod
+    def _partition_lag(
+        topic: str,
+        partition: int,
+        stored: dict[tuple[str, int], Stored],
+        owners: dict[tuple[str, int], str],
+    ) -> m.PartitionLag:
+        key = topic, partition
+        committed = stored[key][0] if key in stored else -1
+        member_id = f"{owners[key]}-1" if key in owners else ""
+        return m.PartitionLag(partition, committed, -1, -1, -1, -1, member_id)
 
     def _fetch(self, request: m.OffsetFetchRequest) -> m.OffsetFetchResponse:
         (asked,) = request.groups
@@ -69,6 +82,11 @@ class Groups:
     def _alter(self, request: m.AlterOffsetsRequest) -> m.AlterOffsetsResponse:
         stored = self.stored.setdefault(request.group_id, {})
         owners = self.owners.get(request.group_id, {})
+        named = [
+            (topic.topic, one.partition) for topic in request.topics for one in topic.partitions
+        ]
+        if len(set(named)) < len(named):
+            return m.AlterOffsetsResponse(42, "it names the same partition twice", (), ())
         removed: set[str] = set()
         results = []
         for topic in request.topics:

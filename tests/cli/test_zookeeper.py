@@ -1,6 +1,7 @@
 """``zookeeper import``: forward only, each bad znode told, nothing lost, and again at any time."""
 
 import json
+from itertools import product
 from typing import Any, Self
 
 import pytest
@@ -82,7 +83,7 @@ def test_offsets_only_move_forward(line: CommandLine, znodes: Ensemble, groups: 
     put(znodes, "g", "t", 40, 70, 5)
     done = run(line, "--yes")
 
-    assert done.exit_code == 0
+    assert done.exit_code == 4
     assert [row[-1] for row in rows(done)] == ["ahead", "imported", "imported"]
     assert groups.stored["g"] == {
         ("t", 0): (50, -1, ""),
@@ -90,6 +91,7 @@ def test_offsets_only_move_forward(line: CommandLine, znodes: Ensemble, groups: 
         ("t", 2): (5, -1, ""),
     }
     assert "2 imported, 1 ahead; imported in " in done.stderr
+    assert done.stderr.endswith("ZooKeeper is behind the coordinator: 1 ahead\n")
 
 
 def test_again_it_goes_on_where_it_was(line: CommandLine, znodes: Ensemble, groups: Groups) -> None:
@@ -155,6 +157,47 @@ def test_what_is_bad_is_told_and_the_rest_is_imported(
     assert len(done.stdout) < 10_000
 
 
+def test_a_partition_has_one_spelling(line: CommandLine, znodes: Ensemble, groups: Groups) -> None:
+    """Of two znodes for one partition, nobody could say which offset is the right one."""
+    put(znodes, "new", "t", 1, b"garbage")
+    znodes.put("/consumers/new/offsets/t/01", b"5")
+    shown = run(line)
+    done = run(line, "--yes")
+
+    others = [
+        ["new", "t", "01", None, None, "not imported: '01' is no partition"],
+        ["new", "t", "1", None, None, "not imported: it is 'garbage', and no offset"],
+    ]
+    assert (shown.exit_code, done.exit_code) == (1, 1)
+    assert rows(shown)[0] == ["new", "t", 0, None, 1, "to import"]
+    assert rows(done)[0] == ["new", "t", 0, None, 1, "imported"]
+    assert sorted(rows(shown)[1:]) == sorted(rows(done)[1:]) == others
+    assert groups.stored["new"] == {("t", 0): (1, -1, "")}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        dict(zip(("1", "01", "001", "+1"), data, strict=True))
+        for data in product((None, b"10", b"x"), repeat=4)
+    ],
+)
+def test_a_run_does_what_the_dry_run_has_said(
+    found: dict[str, bytes | None], line: CommandLine, znodes: Ensemble, groups: Groups
+) -> None:
+    """Whatever spellings of a partition lie beside each other: a surprise would come too late."""
+    put(znodes, "new", "t", 7)
+    for name, data in found.items():
+        if data is not None:
+            znodes.put(f"/consumers/new/offsets/t/{name}", data)
+    shown = rows(run(line))
+    done = rows(run(line, "--yes"))
+
+    assert [["imported" if cell == "to import" else cell for cell in row] for row in shown] == done
+    right = {("t", 0): (7, -1, "")} | ({("t", 1): (10, -1, "")} if found["1"] == b"10" else {})
+    assert groups.stored["new"] == right
+
+
 def test_groups_and_topics_are_chosen_by_pattern(line: CommandLine, znodes: Ensemble) -> None:
     """A whole name has to match, as everywhere."""
     for group in ("etl-1", "etl-2", "web"):
@@ -211,13 +254,118 @@ def test_an_owner_that_is_where_it_should_be_is_no_obstacle(
     assert (done.exit_code, {row[-1] for row in rows(done)}) == (0, {"unchanged"})
 
 
+def test_a_znode_that_is_missing_is_a_difference(line: CommandLine, znodes: Ensemble) -> None:
+    """A consumer that reads only ZooKeeper would find nothing there, and begin anywhere."""
+    put(znodes, "g", "t", 50)
+    done = run(line, "g")
+
+    assert (done.exit_code, line.of_type(m.AlterOffsetsRequest)) == (4, [])
+    assert rows(done) == [["g", "t", 0, 50, 50, "unchanged"], ["g", "t", 1, 60, None, "missing"]]
+    assert "1 unchanged, 1 missing; imported in " in done.stderr
+    assert done.stderr.endswith("ZooKeeper is behind the coordinator: 1 missing\n")
+
+
+@pytest.mark.parametrize("arguments", [("g",), (), ("--pattern", "g")])
+def test_a_group_without_any_znode_of_an_offset_is_missing_whole(
+    arguments: tuple[str, ...], line: CommandLine, znodes: Ensemble
+) -> None:
+    """Its consumers are known to ZooKeeper, or it was named; nothing is left of its offsets."""
+    znodes.put("/consumers/g/ids/one", b"{}")
+    done = run(line, *arguments)
+
+    assert (done.exit_code, [row[-1] for row in rows(done)]) == (4, ["missing", "missing"])
+
+
+def test_what_has_an_offset_nowhere_is_left_out(
+    line: CommandLine, znodes: Ensemble, groups: Groups
+) -> None:
+    """Each console consumer of old has left such a group, and a new member has partitions first."""
+    znodes.put("/consumers/console-1/ids/one", b"{}")
+    put(znodes, "busy", "t", 10, 11)
+    groups.owners["busy"]["t", 2] = "loader"
+    done = run(line)
+
+    assert (done.exit_code, [row[0] for row in rows(done)]) == (0, ["busy", "busy"])
+    assert "console-1" not in done.stderr
+
+
+def test_only_topics_that_are_asked_for_can_be_missing(line: CommandLine, znodes: Ensemble) -> None:
+    """Whoever checks one topic knows that of the others."""
+    put(znodes, "g", "u", 1)
+    done = run(line, "g", "--topics", "u")
+
+    assert (done.exit_code, [row[1] for row in rows(done)]) == (3, ["u"])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_can_not_be_read_is_not_missing(
+    depth: int, line: CommandLine, znodes: Ensemble
+) -> None:
+    """What is there is unknown: it may be all."""
+    put(znodes, "g", "t", 50, 60)
+    path = offsets_path("g", *("t", 1)[:depth])
+    znodes.refused[path] = "nobody has allowed it"
+    done = run(line, "g")
+
+    kept = ["unchanged"] if depth == 2 else []
+    assert done.exit_code == 1
+    assert [row[-1] for row in rows(done)] == [
+        *kept,
+        "not imported: it can't be read: nobody has allowed it",
+    ]
+
+
+# What is in ZooKeeper and at the coordinator: what a dry run says.
+_SAID = {
+    (None, 10): "missing",
+    (b"x", None): "not imported: it is 'x', and no offset",
+    (b"x", 10): "not imported: it is 'x', and no offset",
+    (b"9", None): "to import",
+    (b"9", 10): "ahead",
+    (b"10", 10): "unchanged",
+    (b"11", 10): "to import",
+}
+
+
+@pytest.mark.parametrize("pair", list(product(_SAID, repeat=2)))
+def test_the_exit_status_is_0_only_where_both_places_are_the_same(
+    pair: tuple[tuple[bytes | None, int | None], ...],
+    line: CommandLine,
+    znodes: Ensemble,
+    groups: Groups,
+) -> None:
+    """Before the run as after it: a script checks nothing else between two restarts."""
+    znodes.put("/consumers/h/ids/one", b"{}")
+    groups.stored["h"] = {}
+    for number, (in_zookeeper, committed) in enumerate(pair):
+        if in_zookeeper is not None:
+            znodes.put(offsets_path("h", "t", number), in_zookeeper)
+        if committed is not None:
+            groups.stored["h"]["t", number] = (committed, -1, "")
+    shown = run(line, "h")
+    done = run(line, "h", "--yes")
+
+    said = [_SAID[one] for one in pair]
+    became = [one.replace("to import", "imported") for one in said]
+    is_behind = bool({"ahead", "missing"} & set(said))
+    is_bad = any(one.startswith("not imported") for one in said)
+    assert sorted(row[-1] for row in rows(shown)) == sorted(said)
+    assert sorted(row[-1] for row in rows(done)) == sorted(became)
+    assert shown.exit_code == (1 if is_bad else 3 if "to import" in said else 4 * is_behind)
+    assert done.exit_code == (1 if is_bad else 4 * is_behind)
+    there = {("t", n): data for n, (data, _) in enumerate(pair) if data is not None}
+    here = {key: b"%d" % stored[0] for key, stored in groups.stored["h"].items()}
+    assert (done.exit_code == 0) == (here == there)
+
+
 def test_a_summary_has_a_line_for_each_group(line: CommandLine, znodes: Ensemble) -> None:
     """Of thousands of offsets nobody reads each; what is bad is told all the same."""
     put(znodes, "g", "t", 60, 60, 5)
     put(znodes, "g", "u", b"x")
+    put(znodes, "busy", "t", 10)
     done = run(line, "--summary", "--yes")
 
-    assert rows(done) == [["g", 4, 0, 2, 1, 0, 1]]
+    assert rows(done) == [["busy", 1, 0, 0, 1, 0, 1, 0], ["g", 4, 0, 2, 1, 0, 0, 1]]
     assert "g u 0 not imported: it is 'x', and no offset\n" in done.stderr
 
 

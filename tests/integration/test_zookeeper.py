@@ -53,6 +53,10 @@ class Server:
         ]
         self.ensemble.ask(requests, ANSWER_S)
 
+    def delete(self, path: str) -> None:
+        """Have somebody delete a znode."""
+        self.ensemble._client.delete(path)
+
     def text(self, path: str) -> str | None:
         """Return what is in a znode, None if there is none."""
         (found,) = self.ensemble.read([path], ANSWER_S)
@@ -300,6 +304,34 @@ def test_what_an_acl_forbids_is_said_in_words(zookeeper: Server) -> None:
     found = ensemble.read(["/acl/secret", "/acl/open"], ANSWER_S)
 
     assert found == [Failed("nobody has allowed it (the znode's ACL)"), Found(b"2", 0)]
+
+
+def test_an_import_says_by_its_status_whether_both_places_are_the_same(
+    coordinator: str, zookeeper: Server
+) -> None:
+    """A check finds a wrong spelling and a deleted znode, and a member brings that back."""
+    team = Team("check", coordinator, zookeeper)
+    zookeeper.put({offsets_path("check", TOPIC, p): b"%d" % (p + 1) for p in range(4)})
+    zookeeper.put({offsets_path("check", TOPIC, "01"): b"900"})
+
+    def checked(*arguments: str) -> tuple[int, list[str]]:
+        words = ("zookeeper", "import", zookeeper.address, "check", "--output", "json")
+        done = run_cli(*words, *arguments, "--at", coordinator)
+        return done.returncode, [row["status"] for row in json.loads(done.stdout)]
+
+    stray = "not imported: '01' is no partition"
+    assert checked() == (1, [*["to import"] * 4, stray])
+    assert checked("--yes") == (1, [*["imported"] * 4, stray])
+    assert team.at_the_coordinator() == {p: p + 1 for p in range(4)}
+    zookeeper.delete(offsets_path("check", TOPIC, "01"))
+    assert checked() == (0, ["unchanged"] * 4)
+
+    zookeeper.delete(offsets_path("check", TOPIC, 2))
+    assert checked() == (4, [*["unchanged"] * 3, "missing"])
+    with team.connected("zookeeper") as client:
+        assert PARTITIONS[2] not in client.fetch_offsets("check", PARTITIONS)
+    team.restarted("coordinator", dual=True)
+    assert checked() == (0, ["unchanged"] * 4)
 
 
 def test_an_import_brings_all_that_is_good(coordinator: str, zookeeper: Server) -> None:
