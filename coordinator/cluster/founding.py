@@ -36,7 +36,7 @@ from coordinator.cluster.znodes import (
     Set,
     Znode,
 )
-from coordinator.cluster.zookeeper import SERVES_NOBODY, Access, Server, Visit, srvr
+from coordinator.cluster.zookeeper import Access, Server, Visit, serves, srvr
 
 LAYOUT_FORMAT: Final = 1
 CLUSTER_VERSION: Final = 1
@@ -159,7 +159,7 @@ def _check_versions(access: Access) -> tuple[dict[str, str], dict[str, str]]:
             away[server] = str(answer)
             continue
         version = _version_in(answer)
-        if SERVES_NOBODY in answer:
+        if not serves(answer):
             away[server] = "it serves nobody at the moment"
         elif version is None:
             silent[server] = "it doesn't tell: srvr isn't in its 4lw.commands.whitelist"

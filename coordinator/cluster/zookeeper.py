@@ -85,7 +85,8 @@ EmitEvent = Callable[[str, dict[str, Any]], None]
 _CONNECT_SHARE: Final = 3
 # Between two servers that are asked whether they serve, in seconds.
 _HEAD_START_S: Final = 0.1
-SERVES_NOBODY: Final = "not currently serving requests"
+# What `srvr` says without a majority; the other, where the server has readonlymode.enabled.
+_SERVES_NOBODY: Final = ("not currently serving requests", "Mode: read-only")
 # Between two rounds over all servers.
 _RETRY_S: Final = 0.05
 _RETRY_MAX_S: Final = 0.5
@@ -444,6 +445,11 @@ def srvr(server: Server, new_tls: Callable[[], ssl.SSLContext] | None, patience_
     return answer.decode(errors="replace")
 
 
+def serves(answer: str) -> bool:
+    """Say whether a server that has answered *answer* to `srvr` lets clients write."""
+    return not any(words in answer for words in _SERVES_NOBODY)
+
+
 def first_to_serve(
     servers: Sequence[Server], new_tls: Callable[[], ssl.SSLContext] | None, patience_s: float
 ) -> Server:
@@ -460,7 +466,7 @@ def first_to_serve(
     def ask(server: Server) -> None:
         try:
             answer = srvr(server, new_tls, patience_s)
-            is_well = answer and SERVES_NOBODY not in answer
+            is_well = answer and serves(answer)
             answers.put((server, None if is_well else OSError(answer.strip() or "it hangs up")))
         except Exception as exc:  # noqa: BLE001 - a certificate that is none is no OSError
             answers.put((server, exc))
