@@ -24,6 +24,7 @@ from client.spark.lag import (
     read_ends,
     read_samples,
     registry_ends,
+    take_sample,
     watch,
     windowed,
     worst,
@@ -384,6 +385,62 @@ def test_the_job_reads_tables_of_any_origin(spark: SparkSession, tmp_path: Path)
 
     assert code == 0, text
     assert text.splitlines()[1].split()[:3] == ["g", "t", "5"]
+
+
+def lag_of_the_job(*arguments: str) -> int:
+    """Return the lag in the only row that the job prints."""
+    code, text = run(*arguments, "--output", "json")
+    assert code == 0, text
+    (row,) = map(json.loads, text.splitlines())
+    return int(row["lag"])
+
+
+def test_the_job_counts_ends_that_it_asks_a_log_for(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """An end that is a moment younger than the sample was left out, with all of the lag."""
+    feeder.append(5_000)
+    spark.createDataFrame([("g", TOPIC, 0, 0)], OFFSETS).write.parquet(str(tmp_path / "offsets"))
+    log = ("--ends", "log", "--log", "log=folder", "--log", f"path={feeder.root}")
+
+    assert lag_of_the_job("--offsets", str(tmp_path / "offsets"), *log, "--topic", TOPIC) == 5_000
+
+
+@nightly
+def test_the_job_counts_ends_that_it_asks_kafka_for(
+    spark: SparkSession, kafka: Broker, tmp_path: Path
+) -> None:
+    """The same at the usual place."""
+    kafka.create("lag-asked", 1)
+    kafka.produce("lag-asked", {0: ["row"] * 20_000})
+    offsets = spark.createDataFrame([("g", "lag-asked", 0, 0)], OFFSETS)
+    offsets.write.parquet(str(tmp_path / "offsets"))
+    ends = ("--ends", "kafka", "--kafka", f"bootstrap.servers={kafka.address}")
+
+    assert lag_of_the_job("--offsets", str(tmp_path / "offsets"), *ends) == 20_000
+
+
+def test_an_end_from_a_clock_ahead_is_one_of_now(spark: SparkSession) -> None:
+    """The coordinator, which says when an end was reported, runs on another machine."""
+    offsets = spark.createDataFrame([("g", "t", 0, 4)], OFFSETS)
+    ends = spark.createDataFrame([("t", 0, 9, ago(-5))], ENDS)
+
+    (row,) = take_sample(spark, offsets, ends, None, at=NOW).partitions.collect()
+
+    assert (row["lag"], row["lag_seconds"]) == (5, 0.0)
+
+
+def test_the_job_lists_groups_whose_lag_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
+    """An empty table says that nobody is behind."""
+    offsets = [("g", "t", 0, 4), ("g", "u", 0, 4)]
+    spark.createDataFrame(offsets, OFFSETS).write.parquet(str(tmp_path / "offsets"))
+    spark.createDataFrame([("t", 0, 9, ago(0))], ENDS).write.parquet(str(tmp_path / "ends"))
+
+    code, text = run("--offsets", str(tmp_path / "offsets"), "--ends", str(tmp_path / "ends"))
+
+    assert code == 0, text
+    listed = [line.split()[:3] for line in text.splitlines()[1:]]
+    assert listed == [["g", "t", "5"], ["g", "u", "-"]]
 
 
 @pytest.mark.nightly

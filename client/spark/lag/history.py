@@ -60,7 +60,7 @@ def take_sample(
     ends: "DataFrame",
     folder: str | Path | None,
     *,
-    at: datetime,
+    at: datetime | None = None,
     span: timedelta = SPAN,
 ) -> Sample:
     """Measure lag at the time *at*; keep nothing.
@@ -68,12 +68,14 @@ def take_sample(
     Args:
         spark: the session.
         offsets: see `partition_lag`.
-        ends: the end offsets of now.
+        ends: the end offsets of now; one that is younger than the sample counts as of *at*.
         folder: where earlier end offsets were kept; None for nowhere.
-        at: when *ends* was asked for.
+        at: the time of the sample; None for now.
         span: how far back to look for the time at which a message came.
 
     """
+    at = datetime.now(UTC) if at is None else at
+    ends = _by(at, ends)
     if folder is not None:
         kept = read_ends(spark, folder, since=at - span)
         ends = kept.unionByName(ends, allowMissingColumns=True)
@@ -102,10 +104,7 @@ def keep_sample(
 
     """
     at = datetime.now(UTC) if at is None else at
-    now = F.lit(at).cast("timestamp")
-    # Another machine's clock may be ahead of ours.
-    sampled_at = F.least("sampled_at", now) if "sampled_at" in ends.columns else now
-    ends = ends.withColumn("sampled_at", sampled_at).persist()
+    ends = _by(at, ends).persist()
     try:
         sample = take_sample(spark, offsets, ends, folder, at=at, span=span)
         groups = sample.groups.persist()
@@ -161,6 +160,16 @@ def watch(
         .trigger(processingTime=every)
         .start()
     )
+
+
+def _by(at: datetime, ends: "DataFrame") -> "DataFrame":
+    """Return end offsets of which none is younger than *at*, as `partition_lag` leaves those out.
+
+    They are asked for while a sample is taken, and another machine's clock may be ahead of ours.
+    """
+    now = F.lit(at).cast("timestamp")
+    sampled_at = F.least("sampled_at", now) if "sampled_at" in ends.columns else now
+    return ends.withColumn("sampled_at", sampled_at)
 
 
 def _append(rows: "DataFrame", folder: Path, day: Column) -> None:

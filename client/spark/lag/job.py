@@ -97,12 +97,13 @@ class Shown:
     max_seconds: float | None
 
     def report(self, sample: Sample) -> bool:
-        """Print who is behind; return whether anybody is too far."""
+        """Print the groups that are behind, then those of unknown lag; return if one is too far."""
         rows = sample.groups if self.level == "groups" else sample.partitions
         rows = rows.persist()
         try:
             found = worst(rows, self.top, by=self.by, per=self.per)  # type: ignore[arg-type]  # By click.
-            self.show(found, self.level)
+            unknown = rows.where(rows[self.by].isNull()).sort("group", "topic").limit(self.top)
+            self.show(found.unionByName(unknown), self.level)
             return self._exceeded(rows)
         finally:
             rows.unpersist()
@@ -295,10 +296,9 @@ def _run(
         )
         query.awaitTermination()
         return False
-    at = datetime.now(UTC)
     if history is None:
-        return show.report(take_sample(spark, *wanted.take(spark), None, at=at))
-    return show.report(keep_sample(spark, *wanted.take(spark), history, at=at, span=span))
+        return show.report(take_sample(spark, *wanted.take(spark), None))
+    return show.report(keep_sample(spark, *wanted.take(spark), history, span=span))
 
 
 def _check(wanted: Wanted, *, history: str | None, every: str | None, window: str | None) -> None:
