@@ -1,11 +1,13 @@
-"""Where an ensemble of ZooKeeper is, and how to connect: properties by Kafka's names. Pure."""
+"""Where an ensemble of ZooKeeper is, and how to connect: properties by Kafka's names."""
 
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from client.security import properties_of
+from client.security import properties_of, read_properties
 
 PREFIX: Final = "zookeeper."
 _PORT: Final = 2181
@@ -21,6 +23,41 @@ _FIELDS: Final[Mapping[str, str]] = {
     "zookeeper.sasl.password": "password",
 }
 NAMES: Final = tuple(_FIELDS)
+# The other properties of the consumer of Kafka 0.8.2.
+OF_KAFKA: Final = frozenset(
+    {
+        "auto.commit.enable",
+        "auto.commit.interval.ms",
+        "auto.offset.reset",
+        "client.id",
+        "consumer.id",
+        "consumer.timeout.ms",
+        "dual.commit.enabled",
+        "exclude.internal.topics",
+        "fetch.message.max.bytes",
+        "fetch.min.bytes",
+        "fetch.wait.max.ms",
+        "group.id",
+        "mirror.consumer.numthreads",
+        "mirror.topics.blacklist",
+        "mirror.topics.whitelist",
+        "num.consumer.fetchers",
+        "offsets.channel.backoff.ms",
+        "offsets.channel.socket.timeout.ms",
+        "offsets.commit.max.retries",
+        "offsets.storage",
+        "partition.assignment.strategy",
+        "queued.max.message.chunks",
+        "rebalance.backoff.ms",
+        "rebalance.max.retries",
+        "refresh.leader.backoff.ms",
+        "socket.receive.buffer.bytes",
+        "socket.timeout.ms",
+        "zookeeper.sync.time.ms",
+    }
+)
+
+logger = logging.getLogger("client.zookeeper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +103,7 @@ class ZooKeeper:
         Raises:
             ValueError: A property is unknown, impossible or missing.
         """
-        given = properties_of(given, NAMES)
+        given = properties_of_kafka(given, NAMES)
         if "zookeeper.connect" not in given:
             raise ValueError("zookeeper.connect is missing: HOST:PORT,…, and the chroot behind it")
         values: dict[str, object] = {}
@@ -84,6 +121,25 @@ class ZooKeeper:
     def chroot(self) -> str:
         """The znode that everything is below; "" for none."""
         return _split(self.connect)[1]
+
+
+def properties_of_kafka(
+    given: Mapping[str, Any] | str | os.PathLike[str], names: Collection[str]
+) -> Mapping[str, Any]:
+    """Return the properties among *names*; warn of others that a consumer of Kafka 0.8 has.
+
+    Raises:
+        ValueError: A property is neither, or the file can't be read.
+    """
+    found = read_properties(given) if isinstance(given, str | os.PathLike) else given
+    unused = (found.keys() & OF_KAFKA).difference(names)
+    used = properties_of({name: found[name] for name in found if name not in unused}, names)
+    if unused:
+        logger.warning(
+            "properties of Kafka 0.8's consumer without a meaning here: %s",
+            ", ".join(sorted(unused)),
+        )
+    return used
 
 
 def _split(connect: str) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Where a client's committed offsets are kept while a team moves away from ZooKeeper.
 
-The properties are those of Kafka 0.8.2's consumer: ``offsets.storage`` is ``coordinator`` or
-``zookeeper``, and with ``dual.commit.enabled`` a commit goes to the coordinator, and then into the
-znode of each partition that was taken; a fetch returns the larger offset of both.
+The properties are those of Kafka 0.8.2's consumer: ``offsets.storage`` is ``coordinator`` (there
+``kafka``, which is taken, too) or ``zookeeper``, and with ``dual.commit.enabled`` a commit goes to
+the coordinator, and then into the znode of each partition that was taken; a fetch returns the
+larger offset of both.
 """
 
 import os
@@ -10,11 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from client.security import properties_of
-from client.zookeeper.settings import NAMES as ZOOKEEPER_NAMES, PREFIX, ZooKeeper, read_flag
+from client.zookeeper.settings import (
+    NAMES as ZOOKEEPER_NAMES,
+    PREFIX,
+    ZooKeeper,
+    logger,
+    properties_of_kafka,
+    read_flag,
+)
 
 COORDINATOR: Final = "coordinator"
 ZOOKEEPER: Final = "zookeeper"
+KAFKA: Final = "kafka"  # The coordinator, where that was one of Kafka's brokers.
 STORAGE_NAME: Final = "offsets.storage"
 DUAL_NAME: Final = "dual.commit.enabled"
 NAMES: Final = (STORAGE_NAME, DUAL_NAME, *ZOOKEEPER_NAMES)
@@ -65,11 +73,20 @@ class OffsetStorage:
             return given
         if given is None:
             return cls()
-        given = properties_of(given, NAMES)
+        given = properties_of_kafka(given, NAMES)
         ensemble = {name: value for name, value in given.items() if name in ZOOKEEPER_NAMES}
+        named = str(given.get(STORAGE_NAME, COORDINATOR)).strip().lower()
+        is_dual = named == KAFKA and bool(ensemble)  # Unless it says so, as in 0.8.2.
+        if ensemble and not given.keys() & {STORAGE_NAME, DUAL_NAME}:
+            logger.warning(
+                "without %s and %s the coordinator alone has the offsets, and nothing is read from "
+                "zookeeper.connect; Kafka 0.8 kept them in ZooKeeper",
+                STORAGE_NAME,
+                DUAL_NAME,
+            )
         return cls(
-            storage=str(given.get(STORAGE_NAME, COORDINATOR)).strip().lower(),
-            is_dual=read_flag(DUAL_NAME, given.get(DUAL_NAME, False)),
+            storage=COORDINATOR if named == KAFKA else named,
+            is_dual=read_flag(DUAL_NAME, given.get(DUAL_NAME, is_dual)),
             zookeeper=ZooKeeper.of(ensemble) if ensemble else None,
         )
 

@@ -22,6 +22,7 @@ from bench.ensemble import ZooKeeperServer, ensemble
 from client import FatalError, OffsetAndMetadata, OutcomeUnknown, TopicPartition, aio, connect
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.zookeeper.ensemble import Ensemble
+from client.zookeeper.forms import join_blocking
 from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.znodes import Create, Failed, Found, Set, Status, Written, offsets_path
 from tests.integration.daemon import ROOT, daemon, run_cli
@@ -259,6 +260,35 @@ def test_all_forms_of_the_client_have_it(coordinator: str, zookeeper: Server) ->
     assert zookeeper.text(offsets_path("forms", *tp)) == "4"
 
 
+def test_a_file_of_a_consumer_of_old_is_taken_as_it_is(
+    coordinator: str, zookeeper: Server, tmp_path: Path
+) -> None:
+    """By clients, by the import, and by a consumer that registers in ZooKeeper."""
+    file = tmp_path / "consumer.properties"
+    lines = (
+        f"zookeeper.connect={zookeeper.address}",
+        "zookeeper.connection.timeout.ms=30000",
+        "group.id=of-old",
+        "auto.commit.enable=true",
+        "offsets.storage=kafka",
+    )
+    file.write_text("\n".join(["# The consumer's.", *lines]))
+    tp = PARTITIONS[0]
+    with connect_blocking(coordinator, offset_storage=file) as client:
+        client.commit("of-old", {tp: 3})
+    words = ("zookeeper", "import", zookeeper.address, "of-old", "--zookeeper-config", str(file))
+    done = run_cli(*words, "--at", coordinator)
+    properties = dict(line.split("=") for line in lines)
+    zookeeper.put({f"/brokers/topics/{TOPIC}": b'{"partitions": {"0": [1]}}'})
+    with join_blocking(properties, "of-old", [TOPIC]) as consumer:
+        fetched = consumer.fetch(consumer.assignment().partitions)
+
+    assert zookeeper.text(offsets_path("of-old", *tp)) == "3"  # As in 0.8.2, both places have it.
+    assert (done.returncode, "1 unchanged" in done.stderr) == (0, True)
+    assert "without a meaning here: auto.commit.enable, group.id, offsets.storage" in done.stderr
+    assert fetched == {tp: 3}
+
+
 def test_many_znodes_are_read_by_few_requests(zookeeper: Server) -> None:
     """And one by one where a server is too old; both say the same."""
     paths = [offsets_path("many", "t", number) for number in range(1_200)]
@@ -281,7 +311,7 @@ def test_many_znodes_are_read_by_few_requests(zookeeper: Server) -> None:
     assert set(there) == set(map(str, range(1_200))) - set(map(str, range(0, 1_200, 7)))
 
 
-def test_a_chroot_is_where_everything_is(zookeeper: Server) -> None:
+def test_a_chroot_is_where_everything_is(coordinator: str, zookeeper: Server) -> None:
     """Old clusters share an ensemble; a wrong one is said to be wrong, and not made."""
     zookeeper.put({"/old/marker": b""})
     with Ensemble(ZooKeeper(f"{zookeeper.address}/old")) as below:
@@ -293,6 +323,12 @@ def test_a_chroot_is_where_everything_is(zookeeper: Server) -> None:
         pytest.raises(FatalError, match="there is no znode /nowhere"),
     ):
         wrong.read(["/consumers"], ANSWER_S)
+    storage = {"offsets.storage": "zookeeper", "zookeeper.connect": f"{zookeeper.address}/nowhere"}
+    with (
+        connect_blocking(coordinator, offset_storage=storage) as client,
+        pytest.raises(FatalError, match="there is no znode /nowhere"),
+    ):
+        client.fetch_offsets("g")  # The first one that asks ZooKeeper.
 
 
 def test_what_an_acl_forbids_is_said_in_words(zookeeper: Server) -> None:

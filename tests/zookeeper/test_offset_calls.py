@@ -369,7 +369,7 @@ async def test_after_the_last_restart_nobody_asks_zookeeper(
 @pytest.mark.parametrize(
     ("properties", "problem"),
     [
-        ({"offsets.storage": "kafka"}, "offsets.storage is 'kafka': coordinator or zookeeper"),
+        ({"offsets.storage": "broker"}, "offsets.storage is 'broker': coordinator or zookeeper"),
         ({"offsets.storage": "zookeeper"}, "zookeeper.connect is missing, which offsets.storage"),
         ({"dual.commit.enabled": "true"}, "zookeeper.connect is missing, which dual.commit"),
         ({"dual.commit.enabled": "yes"}, "dual.commit.enabled is 'yes': it must be true or false"),
