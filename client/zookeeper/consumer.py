@@ -207,6 +207,7 @@ class Driver:
         self._connected = trio.Event()
         self._changed = trio.Event()
         self._told_of: Mapping[str, str] = {}
+        self._granted_ms = settings.session_timeout_ms
 
     @property
     def name(self) -> str:
@@ -256,14 +257,15 @@ class Driver:
         machine, now_ms = self.machine, _now_ms()
         requests: list[Request] = []
         match event:
-            case Opened():
+            case Opened(timeout_ms):
                 self._connected.set()
-                # Two thirds may have passed before kazoo says so; this leaves a sixth.
-                requests = machine.opened(self._settings.session_timeout_ms // 6, now_ms)
+                self._compare_granted(timeout_ms)
+                requests = machine.opened(timeout_ms, now_ms)
             case Suspended():
                 machine.suspended(now_ms)
-            case Resumed():
-                requests = machine.resumed(now_ms)
+            case Resumed(timeout_ms):
+                self._compare_granted(timeout_ms)
+                requests = machine.resumed(timeout_ms, now_ms)
             case Changed():
                 requests = machine.changed(now_ms)
             case Expired():
@@ -278,6 +280,20 @@ class Driver:
                 requests = machine.answered(request, answer, now_ms)
                 self._look()
         self.send_all(requests)
+
+    def _compare_granted(self, granted_ms: int) -> None:
+        """Warn of another session timeout than before; the first one before is the setting."""
+        if granted_ms != self._granted_ms:
+            self._granted_ms = granted_ms
+            logger.warning(
+                "%s grants sessions of %d ms, and not the %d ms of zookeeper.session.timeout.ms: "
+                "without a connection, partitions count as lost in %d ms at the latest "
+                "(a server grants 2 to 20 of its ticks, unless it is set otherwise)",
+                self.name,
+                granted_ms,
+                self._settings.session_timeout_ms,
+                granted_ms * 5 // 6,
+            )
 
     def send_all(self, requests: Iterable[Request]) -> None:
         """Send what the machine wants; wake who waits for a change of it."""

@@ -239,6 +239,24 @@ def new_client(settings: ZooKeeper) -> Any:
     )
 
 
+def tell_granted(client: Any, tell: Callable[[int], object]) -> None:
+    """Have *tell* given the session timeout of each connection, in ms, before it is CONNECTED.
+
+    A server keeps the timeout within bounds of its own; kazoo goes by what was granted, and tells
+    nobody.
+    """
+    connection = client._connection  # noqa: SLF001 - Nothing public has it.
+    invoke = connection._invoke  # noqa: SLF001 - as above
+
+    def invoked(timeout_s: float, request: Any, *rest: Any) -> Any:
+        reply = invoke(timeout_s, request, *rest)
+        if isinstance(request, _kazoo().protocol.serialization.Connect):
+            tell(reply[0].time_out)
+        return reply
+
+    connection._invoke = invoked  # noqa: SLF001 - as above
+
+
 def _kazoo() -> Any:
     try:
         import kazoo.client  # noqa: PLC0415 - An extra.

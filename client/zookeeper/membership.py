@@ -28,11 +28,12 @@ when a definite answer says that it isn't. Releasing and claiming both look whos
 they can be repeated.
 
 Everything ephemeral is gone with its session, at one stroke. The ensemble ends a session that it
-hasn't heard of for the session timeout. kazoo sends a ping after a third of that, and notices that
-there is no answer after another one: so two thirds may have passed since the ensemble has heard
-of the session. Its partitions count as lost when another sixth has. They may come back, if the
-session lives on. A process that is frozen can't notice; so offsets are committed together with a
-check that its node among the members is still there.
+hasn't heard of for the session timeout: the one that it has granted, within bounds of its own,
+which may be shorter than the one that was asked for. kazoo sends a ping after a third of that, and
+notices that there is no answer after another one: so two thirds may have passed since the ensemble
+has heard of the session. Its partitions count as lost when another sixth has. They may come back,
+if the session lives on. A process that is frozen can't notice; so offsets are committed together
+with a check that its node among the members is still there.
 """
 
 from collections.abc import Mapping
@@ -259,23 +260,20 @@ class Membership:
 
     # --- The session ---
 
-    def opened(self, grace_ms: int, now_ms: int) -> list[Request]:
-        """Begin in a new session, connected.
-
-        *grace_ms* is how long it surely lives on when its connection is lost.
-        """
-        self._is_open, self._grace_ms, self._cut_off_at_ms = True, grace_ms, None
-        self._begin_anew()
-        return self._next(now_ms)
+    def opened(self, timeout_ms: int, now_ms: int) -> list[Request]:
+        """Begin in a new session, connected; *timeout_ms* is what the ensemble has granted."""
+        self._is_open = True
+        return self.resumed(timeout_ms, now_ms)
 
     def suspended(self, now_ms: int) -> None:
         """Take note that the connection is lost; the session may live on."""
         if self._cut_off_at_ms is None:
             self._cut_off_at_ms = now_ms
 
-    def resumed(self, now_ms: int) -> list[Request]:
+    def resumed(self, timeout_ms: int, now_ms: int) -> list[Request]:
         """Go on: the session has lived on. Its watches are gone."""
-        self._cut_off_at_ms = None
+        # When kazoo says that the connection is lost, a third of it is left; this leaves a sixth.
+        self._grace_ms, self._cut_off_at_ms = timeout_ms // 6, None
         self._begin_anew()
         return self._next(now_ms)
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from client.zookeeper.ensemble import LOST_ERRORS, close_client
+from client.zookeeper.ensemble import LOST_ERRORS, close_client, tell_granted
 from client.zookeeper.membership import (
     Answer,
     Claim,
@@ -65,7 +65,14 @@ Asked = Request | OffsetsRequest
 
 
 class Opened(NamedTuple):
-    """The session has begun."""
+    """The session has begun.
+
+    Attributes:
+        timeout_ms: For how long the ensemble keeps the session without hearing of it.
+
+    """
+
+    timeout_ms: int
 
 
 class Suspended(NamedTuple):
@@ -73,7 +80,9 @@ class Suspended(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """There is a connection again, and the session has lived on."""
+    """There is a connection again, and the session has lived on; another server may grant less."""
+
+    timeout_ms: int
 
 
 class Changed(NamedTuple):
@@ -169,7 +178,9 @@ class Session:
         self._sending = threading.RLock()
         self._is_over = False
         self._was_connected = False
+        self._granted_ms = 0
         self._directories: dict[str, Any] = {}
+        tell_granted(client, self._take_granted)
         client.add_listener(self._state_changed)
         client.start_async()
 
@@ -189,11 +200,14 @@ class Session:
 
     # --- In threads of kazoo's ---
 
+    def _take_granted(self, timeout_ms: int) -> None:
+        self._granted_ms = timeout_ms
+
     def _state_changed(self, state: str) -> None:
         if state == "SUSPENDED":
             self._tell(Suspended())
         elif state == "CONNECTED":
-            self._tell(Resumed() if self._was_connected else Opened())
+            self._tell((Resumed if self._was_connected else Opened)(self._granted_ms))
             self._was_connected = True
         else:
             refused = self._client.client_state == "AUTH_FAILED"

@@ -51,11 +51,12 @@ class Node(NamedTuple):
 
 
 class Ensemble:
-    """The znodes. *watcher* is told of each watch that fires, with its session."""
+    """The znodes, and how long a session lives. *watcher* is told of each watch that fires."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.watcher: Callable[[int], object] = lambda _session: None
+        self.session_timeout_ms = 6_000  # What it grants, whatever was asked for.
         self._sessions = 0
         self._watches: defaultdict[str, set[int]] = defaultdict(set)
 
@@ -178,7 +179,7 @@ class FakeSession:
         self._post = post
         self._waiting: list[Asked] = []
         self._is_cut_off = False
-        post(Opened())
+        post(Opened(ensemble.session_timeout_ms))
 
     def send(self, request: Asked) -> None:
         """Do it, and answer."""
@@ -208,7 +209,7 @@ class FakeSession:
             else:
                 self._post(Answered(request, UNKNOWN))
         self._waiting.clear()
-        self._post(Resumed())
+        self._post(Resumed(self.registry.ensemble.session_timeout_ms))
 
     def expire(self) -> None:
         """Have the ensemble end the session, and tell of it."""

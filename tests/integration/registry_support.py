@@ -57,6 +57,10 @@ class Registry:
         """Where it is, as clients are told."""
         return f"{self._hosts}{self._chroot}"
 
+    def address_at(self, port: int) -> str:
+        """Return the same through another port, such as a wire's."""
+        return f"127.0.0.1:{port}{self._chroot}"
+
     def put_topic(self, topic: str, num_partitions: int) -> None:
         """Make a topic, or give it more partitions."""
         partitions = {str(number): [0] for number in range(num_partitions)}

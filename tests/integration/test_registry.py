@@ -28,7 +28,9 @@ from client.zookeeper.consumer import Consumer, join
 from client.zookeeper.forms import join_aio, join_blocking
 from client.zookeeper.membership import Assignment
 from protocol.partition import TopicPartition
+from tests.integration.ensemble import wires
 from tests.integration.registry_support import (
+    DEADLINE_S,
     GROUP,
     OldConsumers,
     Registry,
@@ -294,6 +296,29 @@ async def test_partitions_count_as_lost_before_the_ensemble_can_give_them_away(
 
         assert (await consumer.assignment()).partitions == (T0,)
         await consumer.commit({T0: 2})
+
+
+async def test_a_session_shorter_than_asked_for_has_one_owner_at_a_time(
+    registry: Registry, zookeeper: Ensemble, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server grants 20 ticks, 10 s, and gives partitions away after those."""
+    registry.put_topic("t", 1)
+    with wires(zookeeper) as (wire,):
+        far = {
+            "zookeeper.connect": registry.address_at(wire.port),
+            "zookeeper.session.timeout.ms": "60000",
+        }
+        async with join(far, GROUP, ["t"]) as first:
+            assert (await first.assignment()).partitions == (T0,)
+            async with join(registry.address, GROUP, ["t"]) as second:
+                await until(lambda: len(registry.registrations()) == 2)
+                wire.silence()
+                with trio.fail_after(DEADLINE_S):
+                    while not (await second.assignment()).partitions:
+                        await second.wait_rebalance_needed()
+                assert first.lost
+    (told,) = [one.getMessage() for one in caplog.records if one.name == "client.zookeeper"]
+    assert "grants sessions of 10000 ms, and not the 60000 ms" in told
 
 
 def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -> None:

@@ -122,6 +122,33 @@ async def test_a_session_that_ends_is_followed_by_another(
         await a.commit({T0: 1})
 
 
+async def test_a_session_shorter_than_asked_for_counts_and_is_told_of_once(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else two read one partition, from the end of what was granted to the end of what was not."""
+    group = Group()
+    group.ensemble.session_timeout_ms = 3_000
+    with caplog.at_level(logging.WARNING, "client.zookeeper"):
+        async with group.join("a") as a:
+            await a.assignment()
+            session = group.sessions["a"]
+            for _ in range(2):
+                session.cut_off()
+                cut_s = trio.current_time()
+                await a.wait_rebalance_needed()
+                assert a.lost
+                assert trio.current_time() - cut_s == pytest.approx(3 / 6)
+                session.resume()
+                await a.assignment()
+            session.expire()  # The next session has the same.
+            await a.wait_rebalance_needed()
+            await a.assignment()
+
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert "zk:2181 grants sessions of 3000 ms, and not the 6000 ms of zookeeper.session" in told
+    assert "lost in 2500 ms" in told
+
+
 async def test_a_commit_without_an_answer_is_in_doubt(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -204,7 +231,7 @@ async def test_what_the_ensemble_refuses_is_told(
     sessions: list[Refusing] = []
 
     def refusing(post: Callable[[Event], object]) -> Silent:
-        post(Opened())
+        post(Opened(SETTINGS.session_timeout_ms))
         sessions.append(Refusing(post))
         return sessions[-1]
 

@@ -29,6 +29,7 @@ from protocol.partition import TopicPartition
 from tests.fakes.registry import Ensemble, Registry
 
 GROUP, ME = "g", "g_me"
+SESSION_MS = 12_000
 OWN = named({"t": 1})
 T = [TopicPartition("t", number) for number in range(4)]
 
@@ -43,7 +44,7 @@ class Alone:
         self.machine = Membership(Config(GROUP, ME, subscription, 0))
         self.asked: list[Request] = []
         self.now_ms = 0
-        self.do(self.machine.opened(2_000, 0))
+        self.do(self.machine.opened(SESSION_MS, 0))
 
     def do(self, requests: Iterable[Request]) -> None:
         """Have everything answered until nothing more is asked."""
@@ -128,7 +129,7 @@ def test_what_others_still_have_is_awaited_and_the_rest_is_read() -> None:
     alone.ensemble.end_session(alone.registry.session)
     alone.registry = Registry(alone.ensemble, GROUP, ME)
     alone.ensemble.put(owner_path(GROUP, T[2]), b"g_dead-0", 99)
-    alone.do(alone.machine.opened(2_000, 0))
+    alone.do(alone.machine.opened(SESSION_MS, 0))
 
     assignment = alone.machine.take()
     assert assignment is not None
@@ -189,7 +190,7 @@ def test_a_lost_connection_costs_the_partitions_before_the_session_can_end() -> 
     assert not alone.machine.usable
 
     alone.asked.clear()
-    alone.do(alone.machine.resumed(3_000))
+    alone.do(alone.machine.resumed(SESSION_MS, 3_000))
 
     assert not [one for one in alone.asked if isinstance(one, Claim | Release)]
     assignment = alone.machine.take()
@@ -197,11 +198,25 @@ def test_a_lost_connection_costs_the_partitions_before_the_session_can_end() -> 
     assert (assignment.generation, assignment.partitions) == (2, tuple(T))
 
 
+def test_what_the_ensemble_grants_says_when_partitions_are_lost() -> None:
+    """A session may end sooner than was asked for, and with each connection another time counts."""
+    for granted_ms in range(1, 60_000, 7):
+        noticed_ms = granted_ms * 2 // 3  # The latest moment at which kazoo says so.
+        machine = Membership(Config(GROUP, ME, OWN, 0))
+        machine.opened(SESSION_MS, 0)
+        machine.resumed(granted_ms, 0)
+        machine._usable = {T[0]: f"{ME}-0"}
+        machine.suspended(noticed_ms)
+        due_ms = machine.next_deadline_ms()
+        assert due_ms is not None
+        assert noticed_ms <= due_ms <= granted_ms * 5 / 6
+
+
 def test_a_claim_without_an_answer_is_claimed_again_or_released() -> None:
     """The node may be there, and would be nobody's for as long as the session lives."""
     machine = Membership(Config(GROUP, ME, OWN, 0))
     registry = Alone().registry
-    requests = machine.opened(2_000, 0)
+    requests = machine.opened(SESSION_MS, 0)
     while not any(isinstance(one, Claim) for one in requests):
         (request,) = requests
         requests = machine.answered(request, registry.do(request), 0)
@@ -211,7 +226,7 @@ def test_a_claim_without_an_answer_is_claimed_again_or_released() -> None:
     machine.suspended(0)
     registry.ensemble.put(ids_path(GROUP, "g_aa"), encode_registration(OWN, 0), 99)
     again: list[Request] = []
-    waiting = machine.resumed(10)
+    waiting = machine.resumed(SESSION_MS, 10)
     while waiting:
         request = waiting.pop(0)
         again.append(request)
@@ -231,7 +246,7 @@ def test_an_id_that_an_earlier_session_still_has_is_waited_for() -> None:
     ensemble.put(ids_path(GROUP, ME), b"", 99)
     registry = Registry(ensemble, GROUP, ME)
     machine = Membership(Config(GROUP, ME, OWN, 0))
-    (register,) = machine.opened(2_000, 0)
+    (register,) = machine.opened(SESSION_MS, 0)
 
     assert machine.answered(register, registry.do(register), 0) == []
     assert machine.next_deadline_ms() == BACKOFF_MS
@@ -256,7 +271,7 @@ def test_a_node_of_its_own_that_somebody_deleted_is_made_again() -> None:
 def test_a_refusal_ends_it() -> None:
     """No right to write there will not come by asking again."""
     machine = Membership(Config(GROUP, ME, OWN, 0))
-    (register,) = machine.opened(2_000, 0)
+    (register,) = machine.opened(SESSION_MS, 0)
     assert isinstance(register, Register)
 
     assert machine.answered(register, Answer(Result.REFUSED, why="NoAuthError"), 0) == []
