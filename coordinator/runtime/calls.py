@@ -144,13 +144,16 @@ class Call(Struct, eq=False):
         """Send what was packed."""
         raise NotImplementedError
 
-    def attempt(self, decide: Callable[[], None]) -> None:
+    def attempt(self, decide: Callable[[], object]) -> None:
         """Call *decide*, which answers, unless nobody waits any more; a bug in it is answered."""
         raise NotImplementedError
 
     def failed(self, exc: Exception) -> None:
         """Answer that work for this request had a bug."""
         raise NotImplementedError
+
+    def hold_next(self) -> None:
+        """Have what the client asks next wait until this is answered, unless it is already."""
 
     def is_refused(self) -> bool:
         """Say whether the client's log-in has ended; the call is then answered with that."""
@@ -269,6 +272,10 @@ class CallQueue(Generic[T]):
         """Yield those that wait."""
         return chain.from_iterable(self._lines.values())
 
+    def has(self, asker: Asker) -> bool:
+        """Say whether a call of *asker* waits."""
+        return asker in self._lines
+
     def is_full_for(self, call: Call, most: int) -> bool:
         """Say whether *most* wait; who has nothing here yet finds a place all the same."""
         return self._length >= most and call.asker in self._lines
@@ -362,7 +369,7 @@ class Slices:
     further slice it rests, if clients have asked something meanwhile.
 
     Attributes:
-        is_busy: Whether one is being answered.
+        served: The client whose request is being answered; None while none is.
     """
 
     def __init__(self, clock_s: Callable[[], float], requests: Callable[[], int]) -> None:
@@ -375,12 +382,18 @@ class Slices:
         self._clock_s = clock_s
         self._share = Share(requests, clock_s)
         self._queue: CallQueue[Iterator[None]] = CallQueue()
-        self.is_busy = False
+        self.served: Asker | None = None
 
-    def submit(self, call: Call, steps: Iterator[None]) -> None:
-        """Take all *steps*, which answer *call* in the end."""
-        if self.is_busy or self._queue or not self._is_done(steps):
-            self._queue.put(call, steps)
+    def submit(self, call: Call, steps: Iterator[None]) -> bool:
+        """Take all *steps*, which answer *call* in the end; say whether that is done already."""
+        if self.served is None and not self._queue and self._is_done(steps):
+            return True
+        self._queue.put(call, steps)
+        return False
+
+    def has(self, asker: Asker) -> bool:
+        """Say whether a request of *asker* is not done yet."""
+        return asker is self.served or self._queue.has(asker)
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
@@ -397,7 +410,7 @@ class Slices:
 
     async def _answer(self, call: Call, steps: Iterator[None]) -> None:
         """Take all *steps*; those that nobody wants any more end here, with what they hold."""
-        self.is_busy = goes_on = True
+        self.served, goes_on = call.asker, True
 
         def go_on() -> None:
             nonlocal goes_on
@@ -410,4 +423,4 @@ class Slices:
                 call.attempt(go_on)
                 await self._share.pause_for(call.asker)
         finally:
-            self.is_busy = False
+            self.served = None

@@ -533,9 +533,9 @@ class PatternMatcher:
     def __init__(self, registry: Registry, share: Share) -> None:
         self._registry = registry
         self._share = share
-        self._queue: CallQueue[tuple[str, Callable[[], None]]] = CallQueue()
+        self._queue: CallQueue[tuple[str, Callable[[], object]]] = CallQueue()
 
-    def submit(self, call: Call, pattern: str, decide: Callable[[], None]) -> None:
+    def submit(self, call: Call, pattern: str, decide: Callable[[], object]) -> None:
         """Call *decide*, which answers *call*, once *pattern* is matched with every topic."""
         if not self._queue and self._registry.is_up_to_date(pattern):
             decide()
@@ -552,7 +552,7 @@ class PatternMatcher:
         """Match until cancelled."""
         await self._queue.run(self._match)
 
-    async def _match(self, call: Call, wanted: tuple[str, Callable[[], None]]) -> None:
+    async def _match(self, call: Call, wanted: tuple[str, Callable[[], object]]) -> None:
         pattern, decide = wanted
         self._share.begin()
         for _ in self._registry.match(pattern):

@@ -376,13 +376,16 @@ class Dispatcher:
             yield
         self._seal(call, gather, budget)
 
-    def _in_slices(self, call: Call, steps: Iterator[None], count: int) -> None:
-        """Take all *steps*, at once if these are few; nobody waits in line for something short."""
+    def _in_slices(self, call: Call, steps: Iterator[None], count: int) -> bool:
+        """Take all *steps*, at once if these are few; say whether that is done already.
+
+        Nobody waits in line for something short.
+        """
         if count > _STEPS_AT_ONCE:
-            self._node.slices.submit(call, steps)
-        else:
-            for _ in steps:
-                pass
+            return self._node.slices.submit(call, steps)
+        for _ in steps:
+            pass
+        return True
 
     def _look_in_slices(
         self,
@@ -468,28 +471,45 @@ class Dispatcher:
                 yield
             gather.seal()
 
-        self._in_slices(call, deleting(), len(group_ids))
+        if not self._in_slices(call, deleting(), len(group_ids)):
+            call.hold_next()
 
     def _decide_for_group(self, call: Call, request: m.Request, now: Now) -> None:
-        """Have the group's shard decide about many things, each for itself."""
+        """Have the group's shard decide about many things, each for itself.
+
+        What the client asks behind it about the group waits, and so does everything else.
+        """
         shard = self._shard_for(call, request)
-        if shard is not None:
-            caller = call.asker.caller
-            self._decide_in_portions(
-                call, call, lambda asked, token, at: shard.handle(asked, token, caller, at), now
-            )
+        if shard is None:
+            return
+        caller = call.asker.caller
+        if not self._decide_in_portions(
+            call, call, lambda asked, token, at: shard.handle(asked, token, caller, at), now
+        ):
+            call.hold_next()
 
     def _decide_in_portions(
-        self, call: Call, token: Token, decide: Callable[[m.Request, Token, Now], None], now: Now
-    ) -> None:
-        """Have *decide* answer *call* through *token*, a portion at a time if it is long."""
+        self,
+        call: Call,
+        token: Token,
+        decide: Callable[[m.Request, Token, Now], None],
+        now: Now,
+        *,
+        waits: bool = False,
+    ) -> bool:
+        """Have *decide* answer *call* through *token*, a portion at a time if it is long.
+
+        It says whether all of that is decided already. If it *waits*, a short one gets into the
+        line, too.
+        """
         request = call.request
         cut = portions(request)
         first = next(cut)
         second = next(cut, None)
-        if second is None:
+        if second is None and not waits:
             decide(request, token, now)
-            return
+            return True
+        begun = (first,) if second is None else (first, second)
         taken: list[Portion] = []
 
         def answer(answers: list[Any], epoch: int) -> None:
@@ -497,7 +517,7 @@ class Dispatcher:
 
         def deciding() -> Iterator[None]:
             gather = Gather(answer)
-            for portion in chain((first, second), cut):
+            for portion in chain(begun, cut):
                 taken.append(portion)
                 part = gather.part(lambda error: error)
                 verdict = call.asker.judge(portion.request)
@@ -511,7 +531,7 @@ class Dispatcher:
                 yield
             gather.seal()
 
-        self._node.slices.submit(call, deciding())
+        return self._node.slices.submit(call, deciding())
 
     def _list_groups(self, call: Call, request: m.ListGroupsRequest, _now: Now) -> None:
         shards = self._shards_asked_for(call, request.offsets_partitions)
@@ -589,6 +609,11 @@ class Dispatcher:
     # --- topics -------------------------------------------------------------------------
 
     def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
+        """Have the node's shard decide about many things, each for itself.
+
+        What the client asks behind it of the same kind waits in line. Its members and commits
+        don't: a driver reports the ends of a thousand partitions every second.
+        """
         if self._content_is_sound(call, request):
             caller = call.asker.caller
             self._decide_in_portions(
@@ -596,6 +621,7 @@ class Dispatcher:
                 NoGroup(call),
                 lambda asked, token, at: self._node.decide(asked, token, caller, at),
                 now,
+                waits=self._node.slices.has(call.asker),
             )
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, _now: Now) -> None:

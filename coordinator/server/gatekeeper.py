@@ -671,9 +671,13 @@ class Narrowed(Call, eq=False):
         """Send it."""
         self.whole.send(prepared)
 
-    def attempt(self, decide: Callable[[], None]) -> None:
+    def attempt(self, decide: Callable[[], object]) -> None:
         """Call *decide*, unless nobody waits any more."""
         self.whole.attempt(decide)
+
+    def hold_next(self) -> None:
+        """Have what the client asks next wait."""
+        self.whole.hold_next()
 
     def failed(self, exc: Exception) -> None:
         """Answer so."""

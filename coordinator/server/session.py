@@ -9,9 +9,10 @@ back through the `Call`, then or later, to what is unsent, which leaves in one s
 the round in which it came. An answer that comes outside of a round wakes the poller for one.
 
 A session that holds too much (requests in flight, unsent answers, or all sessions together: see
-`Held`) is *paused*: it reads no more until answers have left. The socket is still watched,
-because most clients wait for their answers anyway, and only if it gets readable all the same
-the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
+`Held`), or that waits for the answer to a long change (`Call.hold_next`), is *paused*: it reads no
+more until answers have left. The socket is still watched, because most clients wait for their
+answers anyway, and only if it gets readable all the same the poller is told to leave it alone. What
+one read brought beyond the limits waits in `_untaken`.
 
 A turn ends after `_TURN_REQUESTS` or `_TURN_S`, whatever comes first, and the rest waits for
 another one. Who has used up a turn is *slow* from then on: it is not read when the poller finds
@@ -178,7 +179,7 @@ class SessionCall(Call, eq=False):
         """Return the frame, as of another epoch; that of an answer that failed stays empty."""
         return of_epoch(prepared, leader_epoch) if prepared else prepared
 
-    def attempt(self, decide: Callable[[], None]) -> None:
+    def attempt(self, decide: Callable[[], object]) -> None:
         """Call *decide*, unless the client is gone, or its log-in has ended.
 
         Nobody takes it from its line without room.
@@ -190,6 +191,11 @@ class SessionCall(Call, eq=False):
                     decide()
             except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
                 self.failed(exc)
+
+    def hold_next(self) -> None:
+        """Have the session take no further request until this is answered."""
+        if self.is_open:
+            self.session.wait_for(self)
 
     def failed(self, exc: Exception) -> None:
         """Answer -1, and end the connection."""
@@ -240,6 +246,7 @@ class Session:
         "__weakref__",
         "_address",
         "_all",
+        "_awaited",
         "_begun_bytes",
         "_clock_s",
         "_closes_as",
@@ -319,6 +326,7 @@ class Session:
         self._untaken: list[SessionCall | BadRequest] = []
         self._parked: dict[SessionCall, int] = {}  # With what of each counts.
         self.in_flight: dict[SessionCall, None] = {}
+        self._awaited: SessionCall | None = None  # Nothing behind it is taken before its answer.
         # What has come of a frame that is being read, and what was read and waits for a turn.
         self._begun_bytes = self._untaken_bytes = 0
         self._has_finished = False  # A frame that was read although there was no room.
@@ -661,6 +669,7 @@ class Session:
             len(self.in_flight) >= self._max_in_flight
             or len(self.unsent) >= self._max_unsent_bytes
             or self._is_closing
+            or self._awaited is not None
         ):
             return True
         held, address = self._all, self._address
@@ -669,6 +678,10 @@ class Session:
         ) and self._waits_for_room():
             return True
         return self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2
+
+    def wait_for(self, call: SessionCall) -> None:
+        """Take no further request until *call* is answered."""
+        self._awaited = call
 
     def _waits_for_room(self) -> bool:
         """Say whether to wait for room; whoever has nothing here may still ask something small.
@@ -794,6 +807,8 @@ class Session:
             self._count_parked(-1, -self._parked.pop(call))
         else:
             del self.in_flight[call]
+            if call is self._awaited:
+                self._awaited = None
             self._all.bytes -= call.size_bytes
             self._address.bytes -= call.size_bytes
             if self._has_finished:
@@ -933,6 +948,7 @@ class Session:
             call.is_open = False
             self._hold(-call.size_bytes)
         self.in_flight.clear()
+        self._awaited = None
 
     def _withdraw(self) -> None:
         """Take back what waits for other members: nobody waits for its answer."""

@@ -18,7 +18,14 @@ from protocol.messages import (
     ApiVersionsResponse,
     CompactLogRequest,
     CompactLogResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
     GroupFetch,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinProtocol,
+    LeaveGroupRequest,
+    LeavingMember,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -104,6 +111,27 @@ def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
         with again.connect() as connection:
             assert fetched(connection) == 41
             assert committed(connection, 42)
+
+
+def test_who_joins_behind_a_long_leave_of_the_same_connection_stays(tmp_path: Path) -> None:
+    """The LeaveGroup is decided a portion at a time, and took out who had joined behind it."""
+    instances = (*(f"gone-{n}" for n in range(5_000)), "here")
+    leaving = tuple(LeavingMember("", instance, None) for instance in instances)
+    protocols = (JoinProtocol("range", b""),)
+    join = JoinGroupRequest("g", 10_000, 60_000, "", "here", "consumer", protocols, None)
+    with daemon(tmp_path, "group.initial.rebalance.delay.ms=0") as one:
+        one.ready()
+        with one.connect() as connection:
+            assert committed(connection, 41)
+            connection.send(LeaveGroupRequest("g", leaving))
+            joined = connection.ask(join)
+            described = connection.ask(DescribeGroupsRequest(("g",)))
+
+    assert isinstance(joined, JoinGroupResponse)
+    assert joined.error == 0
+    assert isinstance(described, DescribeGroupsResponse)
+    members = described.groups[0].members
+    assert [member.group_instance_id for member in members] == ["here"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])

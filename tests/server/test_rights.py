@@ -13,7 +13,7 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.group.acls import Rules
-from coordinator.runtime.calls import CallQueue
+from coordinator.runtime.calls import Call, CallQueue
 from coordinator.runtime.poller import SLICE_S
 from coordinator.server.authorization import Authorizer
 from protocol import messages as m
@@ -402,7 +402,7 @@ async def test_a_removed_user_sees_nothing_in_an_answer_that_waits_for_its_turn(
         admin, alice = await both(here)
         await admin.ask(registration(1, "t"))
         await admin.ask(commit(1))
-        here.node.slices.is_busy = True  # What takes long gets into the line.
+        here.node.slices.served = Call(request_)  # So all that takes long gets into the line.
         sent = alice.send(request_)
         await trio.testing.wait_all_tasks_blocked()
         assert not alice.has(sent)
@@ -641,6 +641,26 @@ async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None
         assert [one.error for one in taken_out.members] == [0]
         line = told(here, "access.refused")[0]
         assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
+
+
+async def test_a_commit_behind_a_long_deletion_that_is_allowed_in_part_comes_after_it(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session waits for the request as it came, whatever of it goes on."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await admin.ask(commit(1, *range(1_000)))
+        await grant(admin, (Op.READ, T.GROUP), (Op.DELETE, T.GROUP), (Op.READ, T.TOPIC, "t"))
+        monkeypatch.setattr(here.node.slices, "_is_done", lambda steps: next(steps, steps) is steps)
+        topics = (m.TopicPartitions("secret", (0,)), m.TopicPartitions("t", tuple(range(1_000))))
+        frames = [alice.frame(one) for one in (m.OffsetDeleteRequest("g", topics), commit(7, 999))]
+        alice.transport.put(b"".join(frame for _, frame in frames))
+        await trio.testing.wait_all_tasks_blocked()
+
+        deleted: Any = alice.answers()[frames[0][0]].response
+        assert [topic.partitions[0].error for topic in deleted.topics] == [29, 0]
+        left = here.node.shard_of("g").core.groups["g"].offsets["t"]
+        assert {partition: one.offset for partition, one in left.offsets.items()} == {999: 7}
 
 
 def naming(member_id: str, instance_id: str | None) -> tuple[m.Request, ...]:

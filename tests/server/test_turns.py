@@ -211,7 +211,7 @@ async def test_a_list_over_a_partition_that_is_loaded_again_meanwhile_is_refused
         client = w.connect()
         await trio.testing.wait_all_tasks_blocked()
         sent = client.send(ListGroupsRequest((), ()))
-        await until_soon(lambda: w.node.slices.is_busy)
+        await until_soon(lambda: w.node.slices.served is not None)
         w.node.unload(0)
         await w.node.load_partition(0)
         await until_soon(lambda: sent in client.answers())
