@@ -74,7 +74,9 @@ def records(here: World) -> int:
 
 
 @pytest.mark.parametrize("kind", [k for k in MATRIX if MATRIX[k]], ids=lambda k: k.__name__)
-async def test_without_a_right_nothing_happens(kind: type[m.Request], tmp_path: Path) -> None:
+async def test_without_a_right_nothing_happens(
+    kind: type[m.Request], tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """The first right that is missing says which error; and the log has nothing new."""
     async with guarded(tmp_path) as here:
         _, alice = await both(here)
@@ -87,7 +89,9 @@ async def test_without_a_right_nothing_happens(kind: type[m.Request], tmp_path: 
 
 
 @pytest.mark.parametrize("kind", MATRIX, ids=lambda k: k.__name__)
-async def test_with_its_rights_a_request_is_decided(kind: type[m.Request], tmp_path: Path) -> None:
+async def test_with_its_rights_a_request_is_decided(
+    kind: type[m.Request], tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """On a connection that was there before the rules were."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -96,7 +100,7 @@ async def test_with_its_rights_a_request_is_decided(kind: type[m.Request], tmp_p
         assert not errors_of(answer) & {29, 30, 31}
 
 
-async def test_the_topics_that_are_allowed_go_on(tmp_path: Path) -> None:
+async def test_the_topics_that_are_allowed_go_on(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Each refused one in its place; and what is committed is nothing else."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -109,7 +113,9 @@ async def test_the_topics_that_are_allowed_go_on(tmp_path: Path) -> None:
         assert list(group.offsets) == ["t"]
 
 
-async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
+async def test_what_may_not_be_seen_is_in_no_list(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Neither groups nor topics; and a page has as many as it may, whatever was left out."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -129,7 +135,9 @@ async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
             assert not found.has_more
 
 
-async def test_no_page_of_groups_ends_at_a_hidden_one(tmp_path: Path) -> None:
+async def test_no_page_of_groups_ends_at_a_hidden_one(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Where the next one begins is told by the name of a group."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -146,7 +154,9 @@ async def test_no_page_of_groups_ends_at_a_hidden_one(tmp_path: Path) -> None:
         assert seen == {"mine-1", "mine-2"}
 
 
-async def test_of_a_group_only_topics_that_are_seen_are_shown(tmp_path: Path) -> None:
+async def test_of_a_group_only_topics_that_are_seen_are_shown(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Its lag and its offsets, whether it is asked for alone or with others."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -607,7 +617,9 @@ async def test_rules_that_change_while_it_is_judged_are_in_force(
         assert list(here.node.shard_of("g").core.groups["g"].offsets) == list(MANY[1:])
 
 
-async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:
+async def test_what_is_only_shown_less_of_is_no_refusal(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """All offsets of a group, say: whoever reads the audit would look for an attack."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -619,7 +631,9 @@ async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:
         assert told(here, "access.refused") == []
 
 
-async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None:
+async def test_who_leaves_takes_nobody_along_but_his_own(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """An operator may take out anybody, by ALTER; to others a member that isn't theirs is none."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -701,7 +715,9 @@ async def test_no_pair_of_ids_reaches_a_member_or_an_id_of_another_principal(
                 assert static.items() <= group.static.items(), (member_id, instance_id, number)
 
 
-async def test_who_drains_takes_nothing_from_anybody_but_himself(tmp_path: Path) -> None:
+async def test_who_drains_takes_nothing_from_anybody_but_himself(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """A client id is anybody's to choose; by ALTER an operator drains all that have it."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -775,7 +791,7 @@ async def test_an_instance_id_alone_does_not_take_over_a_member(
         assert await admin.error(beat(member_id)) == 0
 
 
-async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:
+async def test_a_denial_is_in_force_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Also for who is connected, and in the middle of a group's life."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -787,7 +803,9 @@ async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:
         assert await alice.error(m.HeartbeatRequest("g", 1, member_id, None)) == 30
 
 
-async def test_a_refusal_does_not_tell_whether_it_is_there(tmp_path: Path) -> None:
+async def test_a_refusal_does_not_tell_whether_it_is_there(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """The same answer for a group that is there and one that isn't, loading or not."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -848,7 +866,7 @@ async def test_who_takes_something_away_is_told(
         assert told(here, "access.used")[-1]["left_out"] == 2
 
 
-async def test_who_takes_away_a_part_is_told(tmp_path: Path) -> None:
+async def test_who_takes_away_a_part_is_told(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Besides what he was refused."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
@@ -887,7 +905,9 @@ async def test_who_takes_out_anothers_member_is_told(
         assert len(told(here, "access.used")) == before + 2
 
 
-async def test_each_thing_that_only_administrators_may_is_told(tmp_path: Path) -> None:
+async def test_each_thing_that_only_administrators_may_is_told(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Also the second one within a second: it may be the one that somebody looks for."""
     async with guarded(tmp_path) as here:
         admin = await known(here)
