@@ -26,7 +26,7 @@ from client.offsets import (
 from client.router import Router
 from client.zookeeper.ensemble import Ensemble
 from client.zookeeper.storage import OffsetStorage
-from client.zookeeper.znode_offsets import Caller, ZnodeOffsets
+from client.zookeeper.znode_offsets import Caller, ZnodeOffsets, check_names
 from client.zookeeper.znodes import Merge
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -166,6 +166,10 @@ class DualCalls(_NodeCalls):
             await super()._store(request, deadline_s)
             return
         taken = _offsets_of(request)
+        try:
+            check_names({request.group_id, *(tp.topic for tp in taken)})
+        except FatalError as exc:
+            raise FatalError(f"{exc}; nothing was stored") from None
         refusal: CommitRefused | None = None
         try:
             await super()._store(self._as_it_has_them(request), deadline_s)
@@ -176,8 +180,8 @@ class DualCalls(_NodeCalls):
             self._merge.committed((request.group_id, tp))
         try:
             await self._nodes.write(request, taken, deadline_s)
-        except CoordinatorUnavailable as exc:
-            raise OutcomeUnknown(f"the coordinator has it, but not {exc}") from exc
+        except CoordinatorError as exc:
+            raise _stored_in_one(exc, refusal) from exc
         if refusal is not None:
             raise refusal
 
@@ -246,7 +250,26 @@ class DualCalls(_NodeCalls):
             if behind:
                 await self._nodes.write(request(behind, None), behind, deadline_s)
         except CoordinatorError as exc:
-            logger.info("offsets of group %r differ in ZooKeeper: %s", group_id, exc)
+            logger.warning(
+                "the coordinator and ZooKeeper still have different offsets of group %r, until a "
+                "later commit or the next owner makes them the same: %s",
+                group_id,
+                exc,
+            )
+
+
+def _stored_in_one(failure: CoordinatorError, refusal: CommitRefused | None) -> CoordinatorError:
+    """Return the error of a commit that the coordinator has, and ZooKeeper not, or not surely."""
+    who = (
+        "the coordinator has it" if refusal is None else f"{refusal}; the coordinator has the rest"
+    )
+    match failure:
+        case FatalError():
+            return type(failure)(f"{who}, but not ZooKeeper: {failure}")
+        case CoordinatorUnavailable():
+            return OutcomeUnknown(f"{who}, but not ZooKeeper: {failure}")
+        case _:
+            return OutcomeUnknown(f"{who}, and perhaps ZooKeeper: {failure}")
 
 
 def _offsets_of(request: OffsetCommitRequest) -> dict[TopicPartition, int]:

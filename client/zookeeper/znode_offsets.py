@@ -1,5 +1,6 @@
 """The offsets of groups in an ensemble, as one client fetches and commits them. It blocks."""
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from protocol.text import some_of
 
 T = TypeVar("T")
 
+logger = logging.getLogger("client.zookeeper")
+
 
 @dataclass
 class Caller:
@@ -34,6 +37,7 @@ class ZnodeOffsets:
 
     _ensemble: Ensemble
     _versions: dict[str, int] = field(default_factory=dict)
+    _ahead: set[str] = field(default_factory=set)  # Znodes that keep a larger offset.
 
     def fetch(
         self, group: str, partitions: Iterable[TopicPartition] | None, timeout_s: float
@@ -45,12 +49,12 @@ class ZnodeOffsets:
             FatalError: One is no offset, or may not be read, or has an impossible name.
         """
         end_s = time.monotonic() + timeout_s
-        _check_names([group])
+        check_names([group])
         if partitions is None:
             wanted = self._partitions_of(group, end_s)
         else:
             wanted = sorted(set(partitions))
-            _check_names({tp.topic for tp in wanted})
+            check_names({tp.topic for tp in wanted})
         paths = [offsets_path(group, *tp) for tp in wanted]
         found = {}
         replies = self._ensemble.read(paths, end_s - time.monotonic())
@@ -116,10 +120,10 @@ class ZnodeOffsets:
         Raises:
             CoordinatorUnavailable: Nothing was written.
             OutcomeUnknown: Some were, maybe.
-            FatalError: Some can't be written.
+            FatalError: Some can't be written; the message says how many are.
         """
         end_s = time.monotonic() + timeout_s
-        _check_names({group, *(tp.topic for tp in offsets)})
+        check_names({group, *(tp.topic for tp in offsets)})
         writes = {
             path: ZnodeWrite(path, offset, self._versions.get(path), is_reset=is_reset)
             for path, offset in ((offsets_path(group, *tp), offsets[tp]) for tp in sorted(offsets))
@@ -139,16 +143,43 @@ class ZnodeOffsets:
             has_begun = True
             for one, reply in zip(going_on, replies, strict=True):
                 one.take(reply)
-        self._note(writes)
+        self._note(group, writes)
 
-    def _note(self, writes: Mapping[str, ZnodeWrite]) -> None:
+    def _note(self, group: str, writes: Mapping[str, ZnodeWrite]) -> None:
+        self._tell_ahead(group, writes)
         for path, one in writes.items():
             if one.version is None:
                 self._versions.pop(path, None)
             else:
                 self._versions[path] = one.version
         if failures := [f"{path}: {one.failure}" for path, one in writes.items() if one.failure]:
-            raise FatalError(f"{self._ensemble.name} refuses {some_of(failures)}")
+            written = sum(one.version is not None for one in writes.values())
+            raise FatalError(
+                f"{self._ensemble.name} refuses {some_of(failures)}; "
+                f"it has stored {written} of {len(writes)} offsets"
+            )
+
+    def _tell_ahead(self, group: str, writes: Mapping[str, ZnodeWrite]) -> None:
+        """Warn of the znodes that keep a larger offset, of each once until it is written again."""
+        ahead = {path: one.kept for path, one in writes.items() if one.kept is not None}
+        told = [
+            f"{path} has {kept}, {kept - writes[path].offset} more than "
+            f"the {writes[path].offset} of the commit"
+            for path, kept in ahead.items()
+            if path not in self._ahead
+        ]
+        self._ahead.difference_update(writes.keys() - ahead.keys())
+        self._ahead.update(ahead)
+        if told:
+            logger.warning(
+                "%s is ahead of the commits of group %r, and keeps its offsets: %s. Another "
+                "program has put them forward; the next owner begins there. To begin there now, "
+                "restart the members. To undo it, stop them, and commit the right offsets by a "
+                "client with the same properties (client.commit)",
+                self._ensemble.name,
+                group,
+                some_of(told),
+            )
 
     def close(self) -> None:
         """End the session."""
@@ -161,7 +192,12 @@ def is_partition(name: str) -> bool:
     return is_number and int(name) <= INT32_MAX and str(int(name)) == name
 
 
-def _check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
+    """Check that znodes can have these names.
+
+    Raises:
+        FatalError: One of them can't.
+    """
     for name in names:
         if problem := name_problem(name):
             raise FatalError(f"{name!r} can't be in ZooKeeper: {problem}")

@@ -24,8 +24,9 @@ from protocol.partition import INT64_MAX
 
 ROOT: Final = "/consumers"
 
-# What ZooKeeper's own PathUtils refuses, and halves of characters, which can't be sent.
-_ILLEGAL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff/]")
+# What ZooKeeper's own PathUtils refuses, and halves of characters, which can't be sent. A character
+# beyond U+FFFF is two of those halves there.
+_ILLEGAL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff/]")
 
 
 def offsets_path(group: str, *names: object) -> str:
@@ -133,7 +134,9 @@ class ZnodeWrite:
 
     Attributes:
         request: What to ask next; None when it is over.
+        offset: What is to stand there.
         version: Of the znode, once it has this offset; None where somebody else's is kept.
+        kept: The larger offset of somebody else's that is kept; None where none is.
         failure: Why it can't be written, None if it can.
 
     """
@@ -148,10 +151,11 @@ class ZnodeWrite:
             is_reset: It is an operator's, of a group without members: also back, over whatever
                 is found there.
         """
+        self.offset = offset
         self.version: int | None = None
+        self.kept: int | None = None
         self.failure: str | None = None
         self._path = path
-        self._offset = offset
         self._known = known
         self._is_reset = is_reset
         self.request: Request | None = Read(path) if known is None or is_reset else self._set(known)
@@ -167,7 +171,7 @@ class ZnodeWrite:
                 self.failure = why
                 self._end(None)
             case Status.MISSING:
-                self.request = Create(self._path, encoded(self._offset))
+                self.request = Create(self._path, encoded(self.offset))
             case _:  # Somebody else wrote it, or nobody knows.
                 self.request = Read(self._path)
 
@@ -176,15 +180,16 @@ class ZnodeWrite:
             there = decoded(data)
         except ValueError:
             there = -1  # Nothing that anybody could begin at.
-        if there == self._offset:
+        if there == self.offset:
             self._end(version)
-        elif there < self._offset or self._is_reset or version == self._known:
+        elif there < self.offset or self._is_reset or version == self._known:
             self.request = self._set(version)
         else:
+            self.kept = there
             self._end(None)
 
     def _set(self, version: int) -> Set:
-        return Set(self._path, encoded(self._offset), version)
+        return Set(self._path, encoded(self.offset), version)
 
     def _end(self, version: int | None) -> None:
         self.version = version

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from kazoo.security import make_digest_acl
+from kazoo.security import READ_ACL_UNSAFE, make_digest_acl
 
 from bench.ensemble import ZooKeeperServer, ensemble
 from client import FatalError, OffsetAndMetadata, OutcomeUnknown, TopicPartition, aio, connect
@@ -368,6 +368,65 @@ def test_an_import_says_by_its_status_whether_both_places_are_the_same(
         assert PARTITIONS[2] not in client.fetch_offsets("check", PARTITIONS)
     team.restarted("coordinator", dual=True)
     assert checked() == (0, ["unchanged"] * 4)
+
+
+def test_a_dual_commit_that_zookeeper_refuses_says_what_is_stored_where(
+    coordinator: str, zookeeper: Server
+) -> None:
+    """A chroot that isn't there, a znode that may only be read, a name that no znode can have."""
+    tp, *_ = PARTITIONS
+    at = zookeeper.address
+
+    def commit(address: str, group: str, topic: str = TOPIC) -> str:
+        storage = {"dual.commit.enabled": "true", "zookeeper.connect": address}
+        with (
+            connect_blocking(coordinator, offset_storage=storage) as client,
+            pytest.raises(FatalError) as caught,
+        ):
+            client.commit(group, {TopicPartition(topic, 0): 7})
+        return str(caught.value)
+
+    def is_stored(group: str) -> bool:
+        return Team(group, coordinator, zookeeper).at_the_coordinator() == {0: 7}
+
+    has = "the coordinator has it, but not ZooKeeper: ZooKeeper at"
+    assert commit(f"{at}/none", "typo") == f"{has} {at}/none: there is no znode /none"
+    assert is_stored("typo")
+
+    path = offsets_path("readonly", *tp)
+    zookeeper.put({path: b"1"})
+    zookeeper.ensemble._client.set_acls(path, READ_ACL_UNSAFE)
+    why = "nobody has allowed it (the znode's ACL); it has stored 0 of 1 offsets"
+    assert commit(at, "readonly") == f"{has} {at} refuses {path}: {why}"
+    assert is_stored("readonly")
+
+    for name in ("a/b", "a\U0001f600"):
+        assert commit(at, "names", name).endswith(" in its name; nothing was stored")
+    assert not is_stored("names")
+    (refused,) = zookeeper.ensemble.ask([Create("/a\U0001f600", b"")], ANSWER_S)
+    assert isinstance(refused, Failed)
+
+
+def test_a_znode_put_forward_under_a_member_is_told_of(
+    coordinator: str, zookeeper: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its commits go on without an error, and the next owner begins at what was put there."""
+    team = Team("forward", coordinator, zookeeper)
+    path = offsets_path("forward", *PARTITIONS[0])
+    with team.connected("coordinator", dual=True) as client, team.joined(client) as member:
+        member.assignment()
+        member.commit({PARTITIONS[0]: 100})
+        zookeeper.put({path: b"900"})
+        for offset in range(101, 141):
+            member.commit({PARTITIONS[0]: offset})
+    (told,) = [one.getMessage() for one in caplog.records if one.name == "client.zookeeper"]
+
+    assert f"{path} has 900, 799 more than the 101 of the commit" in told
+    assert (team.in_zookeeper(), team.at_the_coordinator()) == ({0: 900}, {0: 140})
+    assert team.restarted("coordinator", dual=True) == {0: 900}
+    with team.connected("coordinator", dual=True) as client:  # As the warning says.
+        client.commit("forward", {PARTITIONS[0]: 140})
+    assert (team.in_zookeeper()[0], team.at_the_coordinator()[0]) == (140, 140)
 
 
 def test_an_import_brings_all_that_is_good(coordinator: str, zookeeper: Server) -> None:

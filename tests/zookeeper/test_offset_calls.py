@@ -1,5 +1,6 @@
 """Commits and fetches by each storage, against a whole daemon and znodes in memory."""
 
+import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -9,8 +10,10 @@ import pytest
 import trio
 
 from client import (
+    AuthenticationFailed,
     Client,
     CommitRefused,
+    CoordinatorError,
     CoordinatorUnavailable,
     FatalError,
     MemberLost,
@@ -179,10 +182,10 @@ async def test_a_look_changes_nothing(znodes: Znodes, autojump_clock: object) ->
         assert znodes.asked == [Read(N0)]
 
 
-async def test_an_owner_that_cannot_make_them_the_same_goes_on(
-    znodes: Znodes, autojump_clock: object
+async def test_an_owner_that_cannot_make_them_the_same_warns_and_goes_on(
+    znodes: Znodes, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The larger one is right all the same."""
+    """The larger one is right all the same, but who reads one place alone may read the smaller."""
     znodes.put(N0, b"3")
     async with served() as daemon:
         async with daemon.connect("before") as before:
@@ -192,8 +195,12 @@ async def test_an_owner_that_cannot_make_them_the_same_goes_on(
             rounds = iter([False])  # The first look is answered.
             znodes.before = lambda: setattr(znodes, "is_away", next(rounds, True))
 
-            assert await member.fetch([P0]) == {P0: OffsetAndMetadata(5)}
+            with caplog.at_level(logging.WARNING, "client.commits"):
+                assert await member.fetch([P0]) == {P0: OffsetAndMetadata(5)}
             assert znodes.text(N0) == "3"
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert "group 'g'" in told
+    assert "no server answered in time" in told
 
 
 async def test_offsets_of_old_are_only_in_zookeeper(znodes: Znodes, autojump_clock: object) -> None:
@@ -280,16 +287,128 @@ async def test_a_lost_reply_is_looked_up(znodes: Znodes, autojump_clock: object)
             await client.commit("g", {P0: 6})
 
 
-async def test_a_write_that_is_refused_is_told_with_its_path(
+async def test_a_write_that_is_refused_is_told_with_its_path_and_what_is_stored_where(
     znodes: Znodes, autojump_clock: object
 ) -> None:
-    """An ACL is somebody's mistake, and the path says whose."""
+    """An ACL is somebody's mistake, and the path says whose; the rest is known, and no guess."""
+    znodes.refused[N1] = "nobody has allowed it (the znode's ACL)"
+    at_zookeeper = (
+        r"ZooKeeper at fake refuses /consumers/g/offsets/t/1: nobody has allowed it .*; "
+        r"it has stored 1 of 2 offsets"
+    )
+    for storage, said in [
+        (DUAL, f"the coordinator has it, but not ZooKeeper: {at_zookeeper}"),
+        (OLD, at_zookeeper),
+    ]:
+        async with served() as daemon, joined(daemon, storage) as client:
+            with pytest.raises(FatalError, match=f"^{said}"):
+                await client.commit("g", {P0: 4, P1: 5})
+
+            assert znodes.text(N0) == "4"
+            assert len(await stored(daemon)) == (2 if storage is DUAL else 0)
+
+
+async def test_what_both_places_refuse_is_told_of_both(
+    znodes: Znodes, autojump_clock: object
+) -> None:
+    """The coordinator refuses one offset, and ZooKeeper the one that is stored there."""
     znodes.refused[N1] = "nobody has allowed it (the znode's ACL)"
     async with served() as daemon, joined(daemon, DUAL) as client:
-        with pytest.raises(FatalError, match=r"refuses /consumers/g/offsets/t/1: nobody has"):
-            await client.commit("g", {P0: 4, P1: 5})
+        with pytest.raises(FatalError) as caught:
+            await client.commit("g", {P0: 7, P1: 8}, expected={P0: 5})
 
-        assert znodes.text(N0) == "4"
+        assert set(await stored(daemon)) == {P1}
+    said = str(caught.value)
+    assert said.startswith("the commit was refused for t-0: OFFSET_CONFLICT")
+    assert "; the coordinator has the rest, but not ZooKeeper: ZooKeeper at fake refuses" in said
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (FatalError("ZooKeeper at fake: there is no znode /typo"), FatalError),
+        (AuthenticationFailed("ZooKeeper at fake doesn't take the log-in"), AuthenticationFailed),
+        (CoordinatorUnavailable("ZooKeeper at fake: no server answered in time"), OutcomeUnknown),
+    ],
+)
+async def test_a_dual_commit_that_never_gets_to_zookeeper_says_who_has_it(
+    failure: CoordinatorError,
+    kind: type[CoordinatorError],
+    znodes: Znodes,
+    autojump_clock: object,
+) -> None:
+    """A wrong chroot, a refused log-in, nobody there: the coordinator has it all the same."""
+
+    def fails() -> None:
+        raise failure
+
+    znodes.before = fails
+    async with served() as daemon, joined(daemon, DUAL) as client:
+        with pytest.raises(kind) as caught:
+            await client.commit("g", {P0: 4})
+
+        assert type(caught.value) is kind
+        said = f"the coordinator has it, but not ZooKeeper: {failure}"
+        assert str(caught.value) == said
+        assert await stored(daemon) == {P0: OffsetAndMetadata(4)}
+
+
+async def test_a_dual_commit_in_doubt_says_that_the_coordinator_has_it(
+    znodes: Znodes, autojump_clock: object
+) -> None:
+    """Only ZooKeeper is in doubt."""
+    async with served() as daemon, joined(daemon, DUAL) as client:
+        znodes.lost = 10**9
+        with pytest.raises(OutcomeUnknown, match="the coordinator has it, and perhaps ZooKeeper: "):
+            await client.commit("g", {P0: 4}, timeout_ms=50)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "\U0001f600", "\x7f"])
+async def test_what_no_znode_can_have_for_a_name_is_stored_nowhere(
+    name: str, znodes: Znodes, autojump_clock: object
+) -> None:
+    """The coordinator would take it, and then nobody could say how to have it in both places."""
+    async with served() as daemon, joined(daemon, DUAL) as client:
+        with pytest.raises(FatalError, match=r"can't be in ZooKeeper: .*; nothing was stored"):
+            await client.commit("g", {P0: 4, TopicPartition(name, 0): 5})
+        with pytest.raises(FatalError, match=r"can't be in ZooKeeper: .*; nothing was stored"):
+            await client.commit(name, {P0: 4})
+
+        assert await stored(daemon) == {}
+        assert znodes.asked == []
+
+
+@pytest.mark.parametrize("storage", [OLD, DUAL])
+async def test_a_znode_that_is_put_forward_under_a_member_is_told_of_once(
+    storage: OffsetStorage,
+    znodes: Znodes,
+    autojump_clock: object,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its commits store nothing there until they are past it, and each returns without an error."""
+    async with (
+        served() as daemon,
+        joined(daemon, storage) as client,
+        client.join("g", ["t"], {"t": 2}) as member,
+    ):
+        await member.assignment()
+        await member.commit({P0: 100, P1: 100})
+        znodes.put(N0, b"900")
+        with caplog.at_level(logging.WARNING, "client.zookeeper"):
+            for offset in range(101, 141):
+                await member.commit({P0: offset, P1: offset})
+
+            (told,) = [one.getMessage() for one in caplog.records]
+            assert "ahead of the commits of group 'g'" in told
+            assert f"{N0} has 900, 799 more than the 101 of the commit" in told
+            assert "restart" in told
+            assert (znodes.text(N0), znodes.text(N1)) == ("900", "140")
+
+            await member.commit({P0: 950})  # Past it: the next time is another story.
+            znodes.put(N0, b"2000")
+            await member.commit({P0: 951})
+            assert len(caplog.records) == 2
+            assert znodes.text(N0) == "2000"
 
 
 async def test_an_operator_sets_both_places_back(znodes: Znodes, autojump_clock: object) -> None:

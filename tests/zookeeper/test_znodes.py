@@ -81,7 +81,9 @@ def test_ordinary_names_are_those_of_znodes(name: str) -> None:
     assert name_problem(name) is None
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0", "\x7f", "\ud800", "\uf8ff"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a\0", "\x7f", "\ud800", "\uf8ff", "\uffff", "\U00010000", "😀"]
+)
 def test_a_name_that_zookeeper_refuses_is_refused_before(name: str) -> None:
     """A slash would make another group's znode of it."""
     assert name_problem(name) is not None
@@ -104,12 +106,27 @@ def test_a_writer_overwrites_what_it_knows_also_back() -> None:
 
 
 def test_a_writer_that_was_replaced_takes_nothing_back() -> None:
-    """It was frozen, another one went on, and now it wakes up."""
+    """It was frozen, another one went on, and now it wakes up; it knows what stays."""
     node = Node(b"100")
     node.write(200, known=0)
+    late = node.write(150, known=0)
 
-    assert node.write(150, known=0).version is None
+    assert (late.version, late.kept) == (None, 200)
     assert node.text == b"200"
+
+
+@pytest.mark.parametrize("there", [None, b"", b"abc", b"4", b"5", b"6"])
+@pytest.mark.parametrize("known", [None, 0, 1])
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_write_that_ends_has_written_or_knows_what_is_kept(
+    there: bytes | None, known: int | None, *, is_reset: bool
+) -> None:
+    """A commit that stored nothing is never taken for one that did."""
+    node = Node(there)
+    write = node.write(5, known, is_reset=is_reset)
+
+    assert (node.text == b"5") == (write.version is not None)
+    assert write.kept == (None if node.text == b"5" else int(node.text))
 
 
 def test_over_anothers_write_an_offset_moves_forward() -> None:
