@@ -50,10 +50,10 @@ from protocol.messages import (
     MemberAssignment,
     SyncGroupRequest,
     SyncGroupResponse,
+    heartbeat_interval_ms,
 )
 from protocol.partition import NO_GENERATION, TopicPartition
 
-HEARTBEAT_INTERVAL_MS_MAX: Final = 3_000
 # The coordinator answers a JoinGroup at the latest when the rebalance timeout is over; the
 # rest is for the way there and back, and for a disk that is slow (Kafka's clients: the same).
 PARKED_SLACK_MS: Final = 5_000
@@ -94,8 +94,8 @@ class MembershipConfig(NamedTuple):
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """Three heartbeats fit into a session, and none is further away than 3 s."""
-        return max(1, min(HEARTBEAT_INTERVAL_MS_MAX, self.session_timeout_ms // 3))
+        """The pause between two heartbeats."""
+        return heartbeat_interval_ms(self.session_timeout_ms)
 
     @property
     def parked_ms(self) -> int:

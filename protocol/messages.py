@@ -595,6 +595,14 @@ declare(
 )
 
 
+HEARTBEAT_INTERVAL_MS_MAX: Final = 3_000
+
+
+def heartbeat_interval_ms(session_timeout_ms: int) -> int:
+    """Return the pause between a member's heartbeats: three fit into a session."""
+    return max(1, min(HEARTBEAT_INTERVAL_MS_MAX, session_timeout_ms // 3))
+
+
 class HeartbeatRequest(Request):
     """I am alive; is my generation still the current one?"""
 
@@ -1461,8 +1469,8 @@ class LateMember(ResponsePart):
     client_id: Text
     client_host: Text
     phase: Text  # "join" or "sync".
-    waited_ms: I64  # From the start of the phase until it came, or was removed.
-    removed: bool  # For not coming in time.
+    waited_ms: I64  # From the start of the phase until it came, or was a member no longer.
+    removed: bool  # It never came: its session or the phase ended first, or it left.
 
 
 class Rebalance(ResponsePart):

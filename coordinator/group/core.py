@@ -480,6 +480,8 @@ class Decision:
 
         *detail* says in words why, with what was measured: also to the member, if it asks.
         """
+        if group.rebalance is not None:
+            group.rebalance.gone(member, reason, self.now.mono_ms)
         code = ErrorCode.UNKNOWN_MEMBER_ID if error is None else error
         if member.join is not None:
             self.finish_join(group, member, join_error(code, "", detail))

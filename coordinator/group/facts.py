@@ -25,7 +25,7 @@ from coordinator.group.lag import (
     total_lag,
 )
 from coordinator.group.lag_samples import SAMPLES_KEPT, UNKNOWN
-from coordinator.group.member import NOTHING
+from coordinator.group.member import NOTHING, Watched
 from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
 from protocol.partition import NO_OFFSET
@@ -410,11 +410,9 @@ def running(core: Core, group_id: str, now_ms: int) -> RunningFacts | None:
 
 
 def _missing(group: Group, *, is_join: bool) -> Iterator[str]:
-    for member in group.members.values():
-        if member.join is None if is_join else not member.synced:
-            yield member.member_id
-    if is_join:
-        yield from group.pending
+    for one in chain[Watched](group.members.values(), group.pending.values()):
+        if one.is_awaited(in_join=is_join):
+            yield one.member_id
 
 
 def topic_end_facts(registry: Registry, now: Now, turn: Turn) -> Iterator[TopicEndFacts | None]:

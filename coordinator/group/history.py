@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from coordinator.group.member import Member
-from protocol.messages import LateMember, Rebalance
+from coordinator.group.member import Member, Watched
+from protocol.messages import LateMember, Rebalance, heartbeat_interval_ms
 from protocol.partition import NO_GENERATION
 
 JOIN: Final = "join"
@@ -20,10 +20,14 @@ STABLE: Final = "stable"
 EMPTY: Final = "empty"
 OVERTAKEN: Final = "overtaken"
 
-# The slowest of those that came are named if they took so long, and half of the phase.
-SLOW_MS: Final = 1_000
+# Reason of a removal: the member, or an operator, asked for it.
+LEFT: Final = "left"
+
+# A member hears of a rebalance by its next heartbeat, and then has this to come, in ms.
+COMING_MS: Final = 1_000
+# Members that came late and are named: the slowest ones.
 SLOWEST_MAX: Final = 5
-# So many of those that were removed are named: all of them could be 10,000.
+# Members that never came and are named: all of them could be 10,000.
 REMOVED_MAX: Final = 20
 REASON_MAX: Final = 1_000  # Characters.
 
@@ -62,19 +66,33 @@ class RunningRebalance:
     def _note_slowest(
         self, phase: str, came: list[tuple[int, Member]], since_ms: int, now_ms: int
     ) -> None:
-        slow_ms = max(SLOW_MS, (now_ms - since_ms + 1) // 2)
-        slow = [(at_ms - since_ms, member) for at_ms, member in came if at_ms - since_ms >= slow_ms]
+        half_ms = (now_ms - since_ms + 1) // 2
+        slow = [
+            (at_ms - since_ms, member)
+            for at_ms, member in came
+            if at_ms - since_ms >= half_ms and _is_late(member, at_ms - since_ms)
+        ]
         slow.sort(key=lambda item: -item[0])
         self.late += [
             _late(m, phase, waited_ms, removed=False) for waited_ms, m in slow[:SLOWEST_MAX]
         ]
 
-    def removed(self, member: Member, phase: str, now_ms: int) -> None:
-        """Note that *member* is removed because it did not come in time."""
+    def gone(self, member: Watched, reason: str, now_ms: int) -> None:
+        """Note that *member* is removed: it is late if the others still waited for it.
+
+        A member that leaves is late only as one that comes is; the end of a session, or of a
+        phase, is late by itself.
+        """
+        in_join = self.completed_ms is None
+        since_ms = self.began_ms if self.completed_ms is None else self.completed_ms
+        waited_ms = now_ms - since_ms
+        if not member.is_awaited(in_join=in_join):
+            return
+        if reason == LEFT and not _is_late(member, waited_ms):
+            return
         if sum(late.removed for late in self.late) < REMOVED_MAX:
-            completed_ms = self.completed_ms
-            since_ms = self.began_ms if phase == JOIN or completed_ms is None else completed_ms
-            self.late.append(_late(member, phase, now_ms - since_ms, removed=True))
+            phase = JOIN if in_join else SYNC
+            self.late.append(_late(member, phase, waited_ms, removed=True))
 
     def report(self, number: int, generation: int, outcome: str, now_ms: int) -> Rebalance:
         """Return what is kept of it, now that it has ended with *outcome*."""
@@ -101,7 +119,11 @@ class RunningRebalance:
         )
 
 
-def _late(member: Member, phase: str, waited_ms: int, *, removed: bool) -> LateMember:
+def _is_late(member: Watched, waited_ms: int) -> bool:
+    return waited_ms > heartbeat_interval_ms(member.session_timeout_ms) + COMING_MS
+
+
+def _late(member: Watched, phase: str, waited_ms: int, *, removed: bool) -> LateMember:
     return LateMember(
         member.member_id, member.client_id, member.client_host, phase, waited_ms, removed
     )

@@ -156,11 +156,17 @@ class Watched:
     member_id: str
     session_timeout_ms: int
     timer: Timer
+    client_id: str
+    client_host: str
     # Replies that wait for the disk: it can't be expected to act before it has them.
     in_gate: int = 0
     gated_at_ms: int = 0  # When the latest of them was decided.
     gone: bool = False  # No longer part of the group.
     principal: str | None = None  # Whose it is; None: of whoever has its id.
+
+    def is_awaited(self, *, in_join: bool) -> bool:
+        """Say whether the join phase, or else the sync phase, waits for it."""
+        return in_join
 
 
 @dataclass(slots=True, eq=False)
@@ -173,8 +179,6 @@ class Member(Watched):
     """Soft state of one member; what must survive a crash is in the group's record."""
 
     group_instance_id: str | None
-    client_id: str
-    client_host: str
     rebalance_timeout_ms: int
     protocols: tuple[JoinProtocol, ...]
     topic_pattern: str | None  # It wants whatever registered topic matches.
@@ -197,6 +201,10 @@ class Member(Watched):
     # What it owned in the last generation that was assigned, and nobody does in this one:
     # it may still commit that, which is how a cooperative member hands a partition over.
     former: Owned = NOTHING
+
+    def is_awaited(self, *, in_join: bool) -> bool:
+        """Say whether it has nothing parked in the join phase, or has not synced since."""
+        return self.join is None if in_join else not self.synced
 
     def metadata_for(self, protocol: str | None) -> bytes:
         """Return its subscription under *protocol*, empty if it has none."""

@@ -203,7 +203,14 @@ def _give_id(
     """Give out a member id, so that a lost answer leaves no member behind."""
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
     timer = Timer(TimerKind.PENDING, group.group_id, member_id)
-    pending = PendingId(member_id, request.session_timeout_ms, timer, principal=caller.owner)
+    pending = PendingId(
+        member_id,
+        request.session_timeout_ms,
+        timer,
+        caller.client_id,
+        caller.client_host,
+        principal=caller.owner,
+    )
     group.pending[member_id] = pending
     d.core.count_member(pending, 1)
     d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
@@ -332,8 +339,8 @@ def _new_member(
         member_id,
         request.session_timeout_ms,
         Timer(TimerKind.SESSION, group.group_id, member_id),
-        client_id=caller.client_id,
-        client_host=caller.client_host,
+        caller.client_id,
+        caller.client_host,
         rebalance_timeout_ms=d.core.rebalance_timeout_ms(request.rebalance_timeout_ms),
         protocols=request.protocols,
         heard_ms=d.now.mono_ms,
@@ -691,7 +698,7 @@ def _leave(
         text = refusal(group, error, member_id, instance_id, NO_GENERATION, d.now.mono_ms)
         return error, text
     detail = with_reason(what, reason)
-    d.remove(group, member, "left", detail)
+    d.remove(group, member, history.LEFT, detail)
     removed.append((member, detail))
     return ErrorCode.NONE.value, None
 
@@ -713,6 +720,8 @@ def session_fired(d: Decision, group: Group, member: Member) -> None:
 
 def pending_fired(d: Decision, group: Group, pending: PendingId) -> None:
     """Take back an id that was given out and not used in time."""
+    if group.rebalance is not None:
+        group.rebalance.gone(pending, "never joined", d.now.mono_ms)
     d.forget_pending(group, pending)
     maybe_complete_join(d, group)
 

@@ -145,7 +145,6 @@ def join_timer_fired(d: Decision, group: Group) -> None:
     for member in absent:
         if not member.in_gate and member.group_instance_id is None:
             detail = f"no JoinGroup within the rebalance timeout of {seconds(timeout_ms)}, "
-            _note_removed(d, group, member, history.JOIN)
             d.remove(group, member, "rebalance timeout", detail + _silence(d, member))
     if is_spared or (group.members and not group.parked_joins):
         # The timeout of those who are left.
@@ -268,7 +267,6 @@ def sync_timer_fired(d: Decision, group: Group) -> None:
     detail = ""
     for member in lost:
         detail = f"no SyncGroup within {seconds(timeout_ms)} of the join, {_silence(d, member)}"
-        _note_removed(d, group, member, history.SYNC)
         d.remove(group, member, "sync timeout", detail)
     if lost:
         start_rebalance(d, group, Trigger.MEMBER_LOST, "sync timeout", lost[-1], detail)
@@ -291,11 +289,6 @@ def begin_report(d: Decision, group: Group, cause: str, detail: str, by: Member 
         detail=reason,
         generation=group.generation,
     )
-
-
-def _note_removed(d: Decision, group: Group, member: Member, phase: str) -> None:
-    if group.rebalance is not None:
-        group.rebalance.removed(member, phase, d.now.mono_ms)
 
 
 def end_report(d: Decision, group: Group, outcome: str) -> None:

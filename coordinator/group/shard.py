@@ -382,9 +382,9 @@ def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int
         metadata.member_id,
         metadata.session_timeout_ms,
         Timer(TimerKind.SESSION, group.group_id, metadata.member_id),
+        metadata.client_id,
+        metadata.client_host,
         group_instance_id=metadata.group_instance_id,
-        client_id=metadata.client_id,
-        client_host=metadata.client_host,
         # -1 is Kafka's "as the session".
         rebalance_timeout_ms=metadata.session_timeout_ms
         if rebalance_timeout_ms < 0

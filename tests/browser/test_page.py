@@ -165,7 +165,7 @@ def test_why_it_rebalanced_is_told_in_a_sentence_each(
     expect(lines.nth(5).locator(".late")).to_contain_text(
         "loader-3 (10.0.0.8) came to join after 13 s.", use_inner_text=True
     )
-    expect(lines.nth(3)).to_contain_text("did not sync within 60 s and was removed")
+    expect(lines.nth(3)).to_contain_text("did not sync within 60 s, and is no longer a member")
 
 
 @pytest.mark.parametrize("width", [360, 800, 1280])

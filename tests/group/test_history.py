@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from msgspec import structs
 
 from coordinator.group.history import REMOVED_MAX, SLOWEST_MAX
@@ -24,6 +25,9 @@ from tests.group.context import (
     assignment,
     subscription,
 )
+
+# A heartbeat interval, and the second in which a member that heard of a rebalance comes.
+PROMPT_MS = 4_000
 
 OTHER = {"range": subscription("trains")}
 
@@ -196,22 +200,22 @@ def test_a_leader_that_never_assigns_is_named_in_the_rebalance_that_it_spoils() 
 
 
 def test_the_slowest_that_came_are_named() -> None:
-    """Five at most, and only if they took a second and half of the phase."""
+    """Five at most, and only if they missed a heartbeat interval and half of the phase."""
     context = Context()
     members = context.stable_group(10, session_ms=200_000)
     context.join(members[0])
     context.advance(400)
     context.join(members[1])
     for member in members[2:]:
-        context.advance(500)
+        context.advance(1_500)
         context.join(member)
     context.sync(members[1], 2)
-    context.advance(900)
+    context.advance(PROMPT_MS)
     context.sync(members[0], 2)
     late = context.rebalances()[0].late
 
     assert [(m.member_id, m.phase, m.waited_ms, m.removed) for m in late] == [
-        (member, "join", 400 + 500 * n, False)
+        (member, "join", 400 + 1_500 * n, False)
         for n, member in reversed(list(enumerate(members, start=-1))[-SLOWEST_MAX:])
     ]
 
@@ -219,13 +223,160 @@ def test_the_slowest_that_came_are_named() -> None:
 def test_whoever_came_in_the_first_half_is_not_late() -> None:
     """The phase was long because of others."""
     context = Context()
-    members = context.stable_group(3)
-    for member, then_ms in zip(members, (1_500, 2_500, 0), strict=True):
+    members = context.stable_group(3, session_ms=200_000)
+    for member, then_ms in zip(members, (5_000, 6_000, 0), strict=True):
         context.join(member)
         context.advance(then_ms)
     context.sync_all(members)
 
     assert [m.member_id for m in context.rebalances()[0].late] == [members[2]]
+
+
+@pytest.mark.parametrize(
+    ("session_ms", "prompt_ms"), [(SESSION_MS, PROMPT_MS), (45_000, PROMPT_MS), (6_000, 3_000)]
+)
+@pytest.mark.parametrize("over_ms", [0, 1])
+def test_a_member_that_came_by_its_next_heartbeat_is_not_late(
+    session_ms: int, prompt_ms: int, over_ms: int
+) -> None:
+    """A heartbeat is how a member hears of a rebalance; a second is left for it to come then."""
+    context = Context()
+    leader, other = context.stable_group(2, session_ms=session_ms)
+    context.join(leader, reason="new config", session_ms=session_ms)
+    context.advance(prompt_ms + over_ms)
+    context.join(other, session_ms=session_ms)
+    context.sync_all([leader, other])
+    rebalance = context.rebalances()[0]
+
+    assert rebalance.join_ms == prompt_ms + over_ms
+    assert [late.member_id for late in rebalance.late] == [other] * over_ms
+
+
+def test_a_member_whose_session_ends_while_all_wait_for_it_is_named() -> None:
+    """One was killed, another took its place at once: what took so long is asked afterwards."""
+    context = Context()
+    alive, killed = context.stable_group(2, session_ms=45_000)
+    context.advance(1_000)
+    new = context.new_id(client_id="spark2")
+    context.join(new, client_id="spark2", session_ms=45_000)
+    context.advance(2_000)
+    context.join(alive, session_ms=45_000)
+    context.advance(42_000)
+    context.sync_all([alive, new])
+    rebalance = context.rebalances()[0]
+
+    assert (rebalance.trigger, rebalance.join_ms) == ("member joined", 44_000)
+    assert rebalance.late == (
+        LateMember(killed, "spark1", "10.0.0.1", "join", 44_000, removed=True),
+    )
+
+
+def test_a_leader_whose_session_ends_before_it_assigns_is_named() -> None:
+    """The others waited for its assignment; the next rebalance has another cause."""
+    context = Context()
+    leader, follower = context.completing_group(2)
+    context.sync(follower, 1)
+    context.advance(SESSION_MS)
+    context.join(follower)
+    context.sync_all([follower])
+    after, spoiled = context.rebalances()
+
+    assert (after.trigger, spoiled.outcome) == ("session expired", "overtaken")
+    assert spoiled.late == (
+        LateMember(leader, "spark0", "10.0.0.1", "sync", SESSION_MS, removed=True),
+    )
+
+
+def test_a_member_that_leaves_while_it_waits_for_its_assignment_is_not_late() -> None:
+    """It had asked for it: the others wait for the leader."""
+    context = Context()
+    leader, follower = context.completing_group(2, session_ms=200_000)
+    context.sync(follower, 1)
+    context.advance(REBALANCE_MS - 1)
+    context.leave(follower)
+    context.join(leader)
+    context.sync_all([leader])
+
+    assert [one.late for one in context.rebalances()] == [(), ()]
+
+
+def test_a_client_that_took_an_id_and_never_joined_with_it_is_named() -> None:
+    """Its place is kept until its session ends, and the others wait for it."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    pending = context.new_id(client_id="gone", host="10.0.0.9")
+    context.join(member, reason="new config")
+    context.advance(SESSION_MS)
+    context.sync_all([member])
+
+    assert context.rebalances()[0].late == (
+        LateMember(pending, "gone", "10.0.0.9", "join", SESSION_MS, removed=True),
+    )
+
+
+def test_a_member_that_was_taken_out_while_all_waited_for_it_is_named() -> None:
+    """By an operator who didn't want to wait for its session; one that leaves at once is not."""
+    context = Context()
+    leader, quick, hung = context.stable_group(3, session_ms=200_000)
+    context.join(leader, reason="new config")
+    context.advance(PROMPT_MS)
+    context.leave(quick)
+    context.advance(1_000)
+    context.leave(hung)
+    context.sync_all([leader])
+
+    assert context.rebalances()[0].late == (
+        LateMember(hung, "spark2", "10.0.0.1", "join", PROMPT_MS + 1_000, removed=True),
+    )
+
+
+Fate = tuple[str, int]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["comes", "leaves", "is killed"]), st.integers(0, 40_000)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_member_that_was_waited_for_and_no_other_is_named(fates: list[Fate]) -> None:
+    """Whatever became of the members when another one joined."""
+    session_ms = 30_000
+    context = Context()
+    members = context.stable_group(len(fates) + 1, session_ms=session_ms)
+    leader, fated = members[0], dict(zip(members[1:], fates, strict=True))
+    began_ms = context.mono_ms
+    context.join(leader, reason="new config", session_ms=session_ms)
+    gone_ms = {session_ms if fate == "is killed" else at_ms for fate, at_ms in fates}
+    last_ms = max(gone_ms)
+    for now_ms in sorted({*range(0, last_ms, 2_000), *gone_ms}):
+        context.advance(began_ms + now_ms - context.mono_ms)
+        for member, (fate, at_ms) in fated.items():
+            if fate != "is killed" and now_ms < at_ms:
+                context.beat(member, 1)
+            elif fate == "comes" and now_ms == at_ms:
+                context.join(member, session_ms=session_ms)
+            elif fate == "leaves" and now_ms == at_ms:
+                context.leave(member)
+    stayed = [leader, *(member for member, (fate, _) in fated.items() if fate == "comes")]
+    context.sync_all(stayed)
+    rebalance = context.rebalances()[0]
+    named = {(one.member_id, one.waited_ms, one.removed) for one in rebalance.late}
+    expected = set()
+    for member, (fate, at_ms) in fated.items():
+        if fate == "is killed":
+            expected.add((member, session_ms, True))
+        elif at_ms > PROMPT_MS and (fate == "leaves" or 2 * at_ms >= last_ms):
+            expected.add((member, at_ms, fate == "leaves"))
+    came = sorted((one for one in expected if not one[2]), key=lambda one: -one[1])
+
+    assert (rebalance.outcome, rebalance.join_ms) == ("stable", last_ms)
+    assert len(named) == len(rebalance.late)
+    assert {one for one in named if one[2]} == {one for one in expected if one[2]}
+    assert [one.waited_ms for one in rebalance.late if not one.removed] == [
+        waited_ms for _, waited_ms, _ in came[:SLOWEST_MAX]
+    ]
 
 
 def test_members_that_come_in_the_initial_delay_are_not_late() -> None:

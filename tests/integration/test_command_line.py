@@ -5,6 +5,8 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +75,54 @@ def test_the_lag_of_a_plain_consumer_is_there_without_registering_anything(tmp_p
                 *("readers", "Stable", "1", "2", "1", "990", "-")
             ]
             assert len(client.rebalances("readers")) == 1
+
+
+MEMBER = """
+import sys
+from client.blocking import connect_blocking
+with (
+    connect_blocking(sys.argv[1], client_id="killed") as client,
+    client.join("g", ["t"], {"t": 2}, session_timeout_ms=8_000) as member,
+):
+    print(member.assignment().member_id, flush=True)
+    while True:
+        member.wait_rebalance_needed()
+        member.assignment()
+"""
+
+
+def test_a_killed_member_that_the_others_waited_for_is_in_the_history(tmp_path: Path) -> None:
+    """Another one is started at once: what held that up is asked the next morning."""
+    with (
+        daemon(tmp_path / "data", "group.initial.rebalance.delay.ms=0") as one,
+        ExitStack() as ends,
+    ):
+        address = f"127.0.0.1:{one.ready().port}"
+        join = partial(ends.enter_context(connect_blocking(address)).join, "g", ["t"], {"t": 2})
+        first = ends.enter_context(join())
+        first.assignment(timeout_s=60)
+        second = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, address], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        ends.enter_context(second)
+        ends.callback(second.kill)
+        first.wait_rebalance_needed(timeout_s=60)
+        first.assignment(timeout_s=60)
+        assert second.stdout is not None
+        killed = second.stdout.readline().strip()
+        second.kill()
+        third = ends.enter_context(join())
+        with ThreadPoolExecutor() as threads:
+            joined = threads.submit(third.assignment, 60)
+            first.wait_rebalance_needed(timeout_s=60)
+            first.assignment(timeout_s=60)
+            joined.result(60)
+        row = at(one.port, "groups", "rebalances", "g", "--limit", "1").stdout.splitlines()[1]
+        assert "member joined" in row
+        assert killed in row
+        late = one.events("group.rebalanced")[-1]["late"]
+        removed = [(member["member_id"], member["phase"]) for member in late if member["removed"]]
+        assert removed == [(killed, "join")]
 
 
 def on_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:

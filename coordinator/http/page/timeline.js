@@ -204,7 +204,7 @@ function outcome(one) {
 function lateLine(late, joinMs, most) {
   const waited = span(late.waited_ms / 1000);
   const did = late.removed
-    ? ` did not ${late.phase} within ${waited} and was removed`
+    ? ` did not ${late.phase} within ${waited}, and is no longer a member`
     : ` came to ${late.phase} after ${waited}`;
   return el(
     "li",
