@@ -43,8 +43,9 @@ C = TypeVar("C", m.RegisterTopicsResponse, m.DeleteTopicsResponse, m.ReportEndOf
 class Lag(NamedTuple):
     """How far the group is behind in one partition. What is not known is None, and never 0.
 
-    ``end`` is the newest end offset that somebody reported. ``lag`` is ``end - committed``, at
-    least 0, and None unless both are known. ``owner`` is a member id, None for nobody.
+    ``end`` is the newest end offset that somebody reported. ``lag`` is ``end - committed``, and
+    None unless both are known; likewise if the commit is beyond the end: the report is old, or the
+    commit is wrong. ``owner`` is a member id, None for nobody.
     """
 
     committed: int | None
@@ -64,7 +65,8 @@ class GroupSummary(NamedTuple):
         partitions: How many it has committed, or owns.
         unknown: Of how many of them the lag isn't known.
         lag: That of all others together; None if there are none.
-        earlier_lag: What it was ``earlier_ms`` ago: the coordinator's memory of some minutes.
+        earlier_lag: The lag ``earlier_ms`` ago, if it was known of all partitions: the
+            coordinator's memory of some minutes.
         earlier_ms: How long ago that was.
         samples: The lag of the last minutes, oldest first.
     """
@@ -94,7 +96,8 @@ async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
         TopicPartition(topic.topic, one.partition): Lag(
             _known(one.committed_offset),
             _known(one.end_offset),
-            _known(one.lag),
+            # Release 0.1.0 says 0 of a commit beyond the end.
+            _known(one.lag) if one.committed_offset <= one.end_offset else None,
             one.member_id or None,
         )
         for topic in response.topics

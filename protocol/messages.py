@@ -1710,7 +1710,7 @@ class PartitionLag(ResponsePart):
     partition: Count
     committed_offset: I64
     end_offset: I64
-    lag: I64  # end_offset - committed_offset, at least 0; -1 unless both are known.
+    lag: I64  # end_offset - committed_offset; -1 unless both are known and it is at least 0.
     commit_timestamp_ms: I64
     end_reported_ms: I64
     member_id: Text  # Who owns it, "" for nobody.
@@ -1787,7 +1787,7 @@ class GroupSummary(ResponsePart):
     partitions: I32  # That it has committed, or owns.
     unknown: I32  # Those of them of which no lag is known.
     lag: I64  # Of the others together; -1 if there are none.
-    earlier_lag: I64  # What it was some minutes ago, -1 if that isn't known.
+    earlier_lag: I64  # The whole lag some minutes ago, -1 if it wasn't known of all partitions.
     earlier_ms: I64  # How long ago that was.
     samples: ResponseArray[I64]  # The last lags, a minute apart, oldest first.
 

@@ -1,7 +1,7 @@
 """``group-coordinator groups top``, and all groups in a line each: members, lag, how that changes.
 
-The lag of a group is the sum over its partitions of which it is known; of how many it isn't, stands
-beside it.
+The lag of a group is the sum over its partitions of which it is known, beside the number of the
+others. People read it as "≥ n" if there are any, and no change of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ import click
 
 from coordinator.cli.common import Coordinator, asks, may_watch, show
 from coordinator.cli.grammar import Command
-from coordinator.cli.output import TABLE, Output, Table, note
+from coordinator.cli.output import TABLE, Output, Table, at_least, note
 from protocol import messages as m
 
 GROUPS_PER_PAGE: Final = 2_000
@@ -40,6 +40,12 @@ def summarized(
     return sorted(found, key=lambda group: group.group_id)
 
 
+def lag_of(group: m.GroupSummary, output: Output) -> object:
+    """Return the lag of a group: for people "≥ n" if it is known in part."""
+    is_part = group.unknown > 0 and group.lag >= 0
+    return at_least(group.lag) if is_part and output.form == TABLE else group.lag
+
+
 def trend_columns(output: Output) -> tuple[str, ...]:
     """Return what `trend_of` shows."""
     return ("TREND",) if output.form == TABLE else ("EARLIER-LAG", "EARLIER-MS")
@@ -49,7 +55,7 @@ def trend_of(group: m.GroupSummary, output: Output) -> tuple[object, ...]:
     """Return how the lag has changed: for people what came to it, for programs what it was."""
     if output.form != TABLE:
         return group.earlier_lag, group.earlier_ms
-    if group.lag < 0 or group.earlier_lag < 0:
+    if group.lag < 0 or group.unknown or group.earlier_lag < 0:
         return (None,)
     return (f"{group.lag - group.earlier_lag:+d} in {_time(group.earlier_ms)}",)
 
@@ -61,7 +67,15 @@ def _time(ms: int) -> str:
 def lag_table(groups: Iterable[m.GroupSummary], output: Output) -> Table:
     """Return a line for each group."""
     rows = [
-        (g.group_id, g.state, g.members, g.partitions, g.unknown, g.lag, *trend_of(g, output))
+        (
+            g.group_id,
+            g.state,
+            g.members,
+            g.partitions,
+            g.unknown,
+            lag_of(g, output),
+            *trend_of(g, output),
+        )
         for g in groups
     ]
     return Table((*_COLUMNS, *trend_columns(output)), rows)
@@ -95,8 +109,8 @@ def top(
 ) -> None:
     """Show a line for each group, the one that is furthest behind first.
 
-    LAG is the sum over the partitions of which it is known, #UNKNOWN of how many it isn't. TREND
-    is how that has changed in the last minutes.
+    LAG is the sum over the partitions of which it is known, #UNKNOWN the number of the others:
+    then LAG is "≥ n", and n for programs. TREND is the change of LAG in the last minutes.
     """
 
     def look() -> Table:

@@ -36,6 +36,7 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.grammar import Commands
 from coordinator.cli.group_lags import (
+    lag_of,
     lag_table,
     summarized,
     takes_pattern,
@@ -124,17 +125,25 @@ def list_groups(
     types: tuple[str, ...],
     pattern: str | None,
 ) -> None:
-    """List the groups with their members, their lag, and how that changes."""
+    """List the groups with their members, their lag, and how that changes.
+
+    LAG is the sum over the partitions of which it is known, #UNKNOWN the number of the others:
+    then LAG is "≥ n", and n for programs.
+    """
     found: list[m.GroupSummary] = []
     if types and CLASSIC not in types:
         note("All groups here are of type classic; the protocol type is another thing.")
     else:
         found = summarized(coordinator, pattern, states)
     rows = [
-        (g.group_id, CLASSIC, g.state, g.protocol_type, g.members, g.lag, *trend_of(g, output))
+        (
+            *(g.group_id, CLASSIC, g.state, g.protocol_type, g.members, g.unknown),
+            lag_of(g, output),
+            *trend_of(g, output),
+        )
         for g in found
     ]
-    head = ("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE", "#MEMBERS", "LAG")
+    head = ("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE", "#MEMBERS", "#UNKNOWN", "LAG")
     output.show((*head, *trend_columns(output)), rows)
 
 
@@ -236,6 +245,7 @@ def _show_offsets(
     coordinator: Coordinator, output: Output, group_ids: Iterable[str], *, verbose: bool
 ) -> bool:
     rows: Rows = []
+    beyond: list[str] = []
 
     def one(group: m.DescribedGroup) -> None:
         members = {x.member_id: x for x in group.members}
@@ -243,12 +253,22 @@ def _show_offsets(
             for p in topic.partitions:
                 owner = members.get(p.member_id)
                 host, client_id = (owner.client_host, owner.client_id) if owner else ("", "")
-                numbers = (p.partition, p.committed_offset, p.end_offset, p.lag)
+                is_beyond = p.committed_offset > p.end_offset >= 0
+                lag = None if is_beyond else p.lag  # Release 0.1.0 says 0.
+                numbers = (p.partition, p.committed_offset, p.end_offset, lag)
                 times = (time_of(p.commit_timestamp_ms), time_of(p.end_reported_ms))
                 row = (group.group_id, topic.topic, *numbers, p.member_id, host, client_id)
                 rows.append((*row, *times) if verbose else row)
+                if is_beyond:
+                    beyond.append(f"{group.group_id}: {topic.topic}-{p.partition}")
 
     failed = _for_each_described(coordinator, group_ids, one)
+    if beyond:
+        note(
+            f"Warning: The lag of {counted(len(beyond), 'partition')} isn't known, as the commit "
+            "is beyond the reported end; the report is old, or the commit is wrong: "
+            f"{some_of(beyond)}."
+        )
     head = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
     tail = ("COMMITTED", "END-REPORTED") if verbose else ()
     output.show((*head, "CONSUMER-ID", "HOST", "CLIENT-ID", *tail), rows, failed=failed)

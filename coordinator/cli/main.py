@@ -4,6 +4,8 @@ A command is imported when it is wanted: a health check that pings every few sec
 asking a question, and not for the engine that answers it.
 """
 
+import io
+import sys
 from typing import Final
 
 import click
@@ -47,3 +49,7 @@ _COMMANDS: Final = {
 @click.version_option(VERSION, prog_name=PROGRAM)
 def main() -> None:
     """Coordinate consumer groups and keep their offsets, on disk before they are acknowledged."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no sign for a character of a name, or for "≥", gets its number.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

@@ -37,6 +37,7 @@ FORMS: Final = (TABLE, JSON, CSV)
 # Styling takes a moment for each cell; nobody reads more lines than this on a terminal.
 _STYLED_ROWS_MAX: Final = 1_000
 _LINE_CHARS_MAX: Final = 100_000
+_AT_LEAST: Final = "≥ "
 # So much of a column's name tells it from the others.
 _HEAD_CHARS_MIN: Final = 5
 # Fewer things are done before anybody would look at a bar.
@@ -142,7 +143,7 @@ def styled(table: Table, width: int = _LINE_CHARS_MAX) -> Any:
     widths = [max(map(len, column)) for column in zip(table.columns, *cells, strict=True)]
     is_narrow = sum(widths) + 2 * len(widths) > width
     for at, column in enumerate(table.columns):
-        is_number = all(type(row[at]) is int or _is_unknown(row[at]) for row in table.rows)
+        is_number = all(_is_number(row[at]) for row in table.rows)
         head = text(column)
         if is_number and is_narrow:
             head.truncate(max(_HEAD_CHARS_MIN, *(len(row[at]) for row in cells), 0))
@@ -176,6 +177,11 @@ def end(text: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
+def at_least(number: int) -> str:
+    """Return the cell of a number that is known in part, for people."""
+    return f"{_AT_LEAST}{number}"
+
+
 def time_of(wall_ms: int) -> str | None:
     """Return a time of day, None for the -1 of "never"."""
     if wall_ms < 0:
@@ -201,6 +207,11 @@ def _keys(columns: Sequence[str]) -> list[str]:
 
 def _is_unknown(value: object) -> bool:
     return value is None or value in ("", -1)
+
+
+def _is_number(value: object) -> bool:
+    is_part = isinstance(value, str) and value.startswith(_AT_LEAST)
+    return type(value) is int or is_part or _is_unknown(value)
 
 
 def _known(value: object) -> object:

@@ -87,17 +87,17 @@ class TopicEnds(Minutes):
     ) -> list[int]:
         """Return for each of *ends* how long ago it passed what is *committed* of its partition.
 
-        It is 0 if nothing is left to do, and `UNKNOWN` if that isn't known, as of no end (None).
-        The ends are those of the moment.
+        It is 0 if nothing is left to do, and `UNKNOWN` if that isn't known, as of no end (None) or
+        of one that is behind the commit. The ends are those of the moment.
         """
         # One loop without a call for each: a scrape asks for a hundred thousand.
         blocks, step = self._blocks, len(self.COLUMN)
         found = []
         for end, offset in zip(ends, committed, strict=True):
-            if end is None:
+            if end is None or end.end_offset < offset:
                 found.append(UNKNOWN)
                 continue
-            if offset >= end.end_offset:
+            if offset == end.end_offset:
                 found.append(0)
                 continue
             block = blocks.get(end.partition >> BLOCK_BITS)

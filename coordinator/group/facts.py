@@ -87,6 +87,7 @@ class TopicFacts(NamedTuple):
     members: int
     assigned: int
     offset_sum: int
+    unknown: int
     lag: int
     lag_seconds: float
 
@@ -117,6 +118,7 @@ class MemberFacts(NamedTuple):
     heartbeat_age_ms: int
     session_timeout_ms: int
     partitions: int
+    unknown: int
     lag: int
     drained: bool
     waits: str
@@ -251,6 +253,7 @@ def _topic_facts(
         len(members),
         len(owners),
         total.offset_sum,
+        partitions - total.known,
         total.lag,
         seconds(total.behind_ms),
     )
@@ -358,16 +361,16 @@ def member_facts(
     if group is None:
         return
     for member in list(group.members.values()):
-        lag, known = 0, False
+        lag = known = 0
         owned = iter(member.owned or ())
         while chunk := list(islice(owned, TURN_LOOKS)):
             for topic, partition in chunk:
                 stored = group.offsets.get(topic)
                 one = None if stored is None else stored.offsets.get(partition)
                 end = core.registry.ends_of(topic).get(partition)
-                if one is not None and end is not None:
-                    known = True
-                    lag += max(end.end_offset - one.offset, 0)
+                if one is not None and end is not None and one.offset <= end.end_offset:
+                    known += 1
+                    lag += end.end_offset - one.offset
             if turn.is_over_after(len(chunk)):
                 yield None
         yield MemberFacts(
@@ -379,6 +382,7 @@ def member_facts(
             max(now_ms - member.heard_ms, 0),
             member.session_timeout_ms,
             len(member.owned or ()),
+            len(member.owned or ()) - known,
             lag if known else UNKNOWN,
             member.drained,
             history.JOIN if member.join else history.SYNC if member.sync else "",

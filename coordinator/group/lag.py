@@ -4,8 +4,9 @@ Theory of operation
 ===================
 
 What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
-difference. The lag of a group is the sum over the partitions of which it is known, beside how many
-they are not. In time it is as far behind as the partition that is furthest.
+difference. A commit beyond the reported end has no known lag either: the report is old, or the
+commit is wrong. The lag of a group is the sum over the partitions of which it is known, beside how
+many they are not. In time it is as far behind as the partition that is furthest.
 
 All of that is computed in one place, a column of some partitions after the other (`lag_columns`):
 a partition alone takes three times as long.
@@ -100,7 +101,7 @@ def lag_columns(
     offsets = [one.offset for one in committed]
     ends = list(map(registry.ends_of(topic).get, partitions))
     lags = [
-        UNKNOWN if end is None else end.end_offset - offset if end.end_offset > offset else 0
+        UNKNOWN if end is None or end.end_offset < offset else end.end_offset - offset
         for end, offset in zip(ends, offsets, strict=True)
     ]
     behind_ms: list[int] = []
@@ -244,7 +245,7 @@ def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
         if total.lag != UNKNOWN:
             if samples is None:
                 samples = group.lag_samples = LagSamples()
-            samples.put(minute, total.lag)
+            samples.put(minute, total.lag, is_whole=not total.unknown)
         elif samples is not None and samples.is_over(minute):
             group.lag_samples = None
         if turn.is_over_after(GROUP_LOOKS):
@@ -404,8 +405,7 @@ def describe_lag(
 ) -> Generator[None, None, DescribeLagResponse | None]:
     """Return the lag of every partition that the group has committed or owns, in slices.
 
-    It is of the topics that *sees_topic* shows. What is not known is -1, and never 0: a missing
-    commit, a missing end offset, and so their difference. None: it takes more than *max_bytes*.
+    It is of the topics that *sees_topic* shows. None: it takes more than *max_bytes*.
     """
     group = core.groups.get(group_id)
     if group is None:
@@ -448,13 +448,13 @@ def _lags(
         one, end = stored.offsets.get(partition), ends.get(partition)
         committed_offset = NO_OFFSET if one is None else one.offset
         end_offset = NO_OFFSET if end is None else end.end_offset
-        is_known = one is not None and end is not None
+        is_known = one is not None and end is not None and one.offset <= end.end_offset
         lags.append(
             PartitionLag(
                 partition,
                 committed_offset,
                 end_offset,
-                max(end_offset - committed_offset, 0) if is_known else UNKNOWN,
+                end_offset - committed_offset if is_known else UNKNOWN,
                 UNKNOWN if one is None else stored.committed_ms(partition),
                 UNKNOWN if end is None else history.told_ms(end),
                 owner_of.get(partition, ""),

@@ -13,6 +13,9 @@ SAMPLES_KEPT: Final = 60
 # How the lag changes is told by the oldest sample of so many minutes.
 CHANGE_MINUTES: Final = 5
 
+# A lag that is known in part lies below `UNKNOWN`: 0 as -2, and so on down to the smallest number.
+_IN_PART: Final = UNKNOWN - 1
+_SMALLEST: Final = -(2**63)
 _SAMPLE_BYTES: Final = 8
 _UNKNOWN: Final = UNKNOWN.to_bytes(_SAMPLE_BYTES, signed=True)
 
@@ -30,10 +33,14 @@ class LagSamples(Struct, eq=False, gc=False):
         """Return how many minutes there are."""
         return len(self._packed) // _SAMPLE_BYTES
 
-    def put(self, minute: int, lag: int) -> None:
-        """Note the *lag* of a *minute* that is later than those that were noted."""
+    def put(self, minute: int, lag: int, *, is_whole: bool) -> None:
+        """Note the *lag* of a *minute* that is later than those that were noted.
+
+        Unless *is_whole*, the lag of some partitions wasn't known.
+        """
         missed = min(minute - self._minute - 1, SAMPLES_KEPT) if self._packed else 0
-        packed = self._packed + _UNKNOWN * missed + lag.to_bytes(_SAMPLE_BYTES, signed=True)
+        number = lag if is_whole else max(_IN_PART - lag, _SMALLEST)
+        packed = self._packed + _UNKNOWN * missed + number.to_bytes(_SAMPLE_BYTES, signed=True)
         self._packed = packed[-SAMPLES_KEPT * _SAMPLE_BYTES :]
         self._minute = minute
 
@@ -44,20 +51,25 @@ class LagSamples(Struct, eq=False, gc=False):
     def last(self, minute: int, count: int) -> tuple[int, ...]:
         """Return the lags of *count* minutes at most, and no more than are kept, up to *minute*.
 
-        The oldest comes first. The sample of *minute* itself may not have been taken yet.
+        The oldest comes first. The sample of *minute* itself may not have been taken yet. A lag
+        that is known in part is that of the known partitions.
         """
         missed = minute - 1 - self._minute
-        lags = [*self._lags(), *[UNKNOWN] * min(missed, SAMPLES_KEPT)]
+        lags = [_IN_PART - one if one <= _IN_PART else one for one in self._numbers()]
+        lags += [UNKNOWN] * min(missed, SAMPLES_KEPT)
         return tuple(lags[-min(count, SAMPLES_KEPT) :]) if count else ()
 
     def earlier(self, now_ms: int) -> tuple[int, int]:
-        """Return what the lag was some minutes ago, and how long ago; or twice `UNKNOWN`."""
-        lags = self._lags()
+        """Return what the lag was some minutes ago, and how long ago; or twice `UNKNOWN`.
+
+        A lag that was known in part is left out: it differs by more than came and was done.
+        """
+        numbers = self._numbers()
         for minute in range(now_ms // MINUTE_MS - CHANGE_MINUTES, self._minute + 1):
-            at = len(lags) - 1 - (self._minute - minute)
-            if at >= 0 and lags[at] != UNKNOWN:
-                return lags[at], now_ms - minute * MINUTE_MS
+            at = len(numbers) - 1 - (self._minute - minute)
+            if at >= 0 and numbers[at] > UNKNOWN:
+                return numbers[at], now_ms - minute * MINUTE_MS
         return UNKNOWN, UNKNOWN
 
-    def _lags(self) -> tuple[int, ...]:
+    def _numbers(self) -> tuple[int, ...]:
         return struct.unpack(f">{len(self)}q", self._packed)

@@ -145,7 +145,7 @@ TOPIC_FAMILIES: Final = (
 PARTITION_FAMILIES: Final = (
     _gauge(
         f"{_OF_GROUP}_topic_partition_lag",
-        "Messages behind: end - committed, at least 0.",
+        "Messages behind: end - committed, where that is at least 0.",
         *_GROUP_PARTITION,
     ),
     _gauge(
@@ -496,7 +496,7 @@ def principal_texts(principals: Sequence[PrincipalFacts]) -> Texts:
 
 def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
     """Return the lines of topics of a group."""
-    names, _, members, assigned, offset_sums, lags, _ = zip(*topics, strict=True)
+    names, _, members, assigned, offset_sums, _, lags, _ = zip(*topics, strict=True)
     return _filled(_topic_form(names), group_id, (lags, offset_sums, members, assigned))
 
 
@@ -749,7 +749,9 @@ class Walk:
             count = len(of_topic.partitions.difference(stored)) + sums.committed
             partitions += count
             counts = (len(of_topic.members), len(of_topic.partitions), sums.offset_sum)
-            topics.append(TopicFacts(topic, count, *counts, sums.lag, seconds(sums.behind_ms)))
+            unknown = count - sums.known
+            behind_s = seconds(sums.behind_ms)
+            topics.append(TopicFacts(topic, count, *counts, unknown, sums.lag, behind_s))
         for at in range(0, topics_left, ITEMS):
             some_topics = topics[at : min(at + ITEMS, topics_left)]
             if self._is_over_after(len(some_topics)):

@@ -139,6 +139,7 @@ class Member(View):
     heartbeat_age_ms: int
     session_timeout_ms: int
     partitions: int
+    unknown_partitions: int
     lag: int | None
     drained: bool
     waits: str | None
@@ -149,6 +150,7 @@ class TopicOfGroup(View):
 
     topic: str
     partitions: int
+    unknown_partitions: int
     lag: int | None
     lag_seconds: float | None
 
@@ -493,6 +495,7 @@ def member(facts: MemberFacts) -> Member:
         facts.heartbeat_age_ms,
         facts.session_timeout_ms,
         facts.partitions,
+        facts.unknown,
         known(facts.lag),
         facts.drained,
         facts.waits or None,
@@ -501,7 +504,13 @@ def member(facts: MemberFacts) -> Member:
 
 def topic_of_group(facts: TopicFacts) -> TopicOfGroup:
     """Return a topic of a group."""
-    return TopicOfGroup(facts.topic, facts.partitions, known(facts.lag), seconds(facts.lag_seconds))
+    return TopicOfGroup(
+        facts.topic,
+        facts.partitions,
+        facts.unknown,
+        known(facts.lag),
+        seconds(facts.lag_seconds),
+    )
 
 
 def partition(facts: PartitionFacts, samples: Iterable[int]) -> Partition:

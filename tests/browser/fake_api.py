@@ -219,11 +219,17 @@ def member(name: str, host: str, partitions: int, lag: int, heard_ms: int, **fac
         "heartbeat_age_ms": heard_ms,
         "session_timeout_ms": 45_000,
         "partitions": partitions,
+        "unknown_partitions": 0,
         "lag": lag,
         "drained": False,
         "waits": None,
         **facts,
     }
+
+
+def topic_of_group(name: str, partitions: int, **facts: Any) -> Json:
+    """Return a topic as its group has it."""
+    return {"topic": name, "partitions": partitions, "unknown_partitions": 0, **facts}
 
 
 def hash_of(name: str) -> int:
@@ -348,8 +354,8 @@ def eventful_night(api: FakeApi) -> None:
             "retention_ms": None,
             "members": [one, two, three, four],
             "topics": [
-                {"topic": "orders", "partitions": 8, "lag": 9_000, "lag_seconds": 74.2},
-                {"topic": "refunds", "partitions": 4, "lag": 700, "lag_seconds": 4.2},
+                topic_of_group("orders", 8, lag=9_000, lag_seconds=74.2),
+                topic_of_group("refunds", 4, lag=700, lag_seconds=4.2),
             ],
             "rebalance": None,
         },
@@ -459,7 +465,7 @@ def hostile() -> FakeApi:
         detail["alone"].update(
             members=[bad],
             protocol=name,
-            topics=[{"topic": name, "partitions": 1, "lag": None, "lag_seconds": None}],
+            topics=[topic_of_group(name, 1, unknown_partitions=1, lag=None, lag_seconds=None)],
         )
         detail.update(partitions=[owned], rebalances=[unknown, unasked])
         api.details[name] = detail

@@ -544,6 +544,35 @@ def test_a_group_without_an_end_of_its_offsets_or_its_lag_is_told_so(
     expect(lag).to_have_attribute("title", re.compile("^4,611,686,018,427,38"))  # JSON's numbers.
 
 
+def test_a_lag_that_is_known_in_part_is_at_least_so_much(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """Of five unknown partitions and one that is read, "0 s" says that nothing is left to do."""
+    api, url = night(served)
+    part = {"unknown_partitions": 5, "lag": 0, "lag_seconds": 0.0, "earlier_lag": 40}
+    api.groups["billing"].update(part)
+    api.details["billing"]["alone"].update(part)
+    api.details["billing"]["alone"]["members"][0].update(unknown_partitions=1, lag=7)
+    partition = api.details["billing"]["partitions"][0]
+    partition.update(committed=9, end=5, lag=None, lag_seconds=None)
+    page = opened(f"{url}/#/?q=billing")
+
+    row = page.locator("tbody tr").filter(has=page.get_by_role("link", name="billing", exact=True))
+    expect(row.locator(".c-lag")).to_have_text("≥ 0")
+    expect(row.locator(".c-behind")).to_have_text("≥ 0 s")
+    expect(row.locator(".c-change")).to_have_text("–")  # noqa: RUF001 - as it stands on the page.
+    expect(row.locator(".c-behind")).to_have_attribute(
+        "title", "without 5 partitions whose lag is not known"
+    )
+
+    page.goto(f"{url}/#/groups/billing")
+
+    expect(page.locator(".facts")).to_contain_text("≥ 0 s")
+    expect(page.locator(".members tbody .c-lag").first).to_have_text("≥ 7")
+    beyond = page.locator(".c-lag[title^='committed beyond the reported end']")
+    expect(beyond).to_have_text("–")  # noqa: RUF001 - as above.
+
+
 def test_a_tab_that_was_opened_behind_another_is_of_now_when_it_is_seen(
     opened: OpenPage, served: ExitStack
 ) -> None:

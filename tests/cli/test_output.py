@@ -15,7 +15,7 @@ from rich.console import Console
 
 from coordinator.cli.common import AskFailed, show
 from coordinator.cli.main import main
-from coordinator.cli.output import Output, Table, print_table, styled, tracked
+from coordinator.cli.output import Output, Table, at_least, print_table, styled, tracked
 from coordinator.names import QUOTED_CHARS_MAX, did_you_mean, escaped, quoted
 from tests.fakes.command_line import Terminal
 
@@ -96,6 +96,19 @@ def test_a_narrow_terminal_cuts_names_and_no_numbers() -> None:
     assert re.fullmatch("g{9,}… +Stable +12 +1234567 *", row)
     assert len(row) <= 40
     assert end == ""
+
+
+def test_a_number_that_is_known_in_part_stands_among_the_numbers() -> None:
+    """To the right, and not cut: it is the lag that one looks at."""
+    table = Table(("GROUP", "LAG"), [("g" * 80, at_least(7)), ("h", 1_234), ("i", -1)])
+    terminal = Terminal()
+    Console(file=terminal, width=30).print(styled(table, 30))
+
+    assert [line[-6:].strip() for line in terminal.getvalue().split("\n")[1:4]] == [
+        "≥ 7",
+        "1234",
+        "-",
+    ]
 
 
 def test_many_rows_are_not_styled() -> None:

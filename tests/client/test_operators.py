@@ -67,6 +67,8 @@ async def test_what_is_not_known_of_a_lag_is_none(autojump_clock: MockClock, wor
         m.PartitionLag(1, -1, 10, -1, -1, 2, ""),
         m.PartitionLag(2, 7, -1, -1, 1, -1, ""),
         m.PartitionLag(3, 0, 0, 0, 1, 2, ""),
+        m.PartitionLag(4, 8, 7, 0, 1, 2, ""),  # As release 0.1.0 says it.
+        m.PartitionLag(5, 8, 7, -1, 1, 2, ""),
     )
     answer = m.DescribeLagResponse(0, None, "g", (m.TopicLag("t", partitions),))
     world.server.script(m.DescribeLagRequest, Answer(answer))
@@ -76,6 +78,8 @@ async def test_what_is_not_known_of_a_lag_is_none(autojump_clock: MockClock, wor
             T1: Lag(committed=None, end=10, lag=None, owner=None),
             TopicPartition("t", 2): Lag(committed=7, end=None, lag=None, owner=None),
             TopicPartition("t", 3): Lag(committed=0, end=0, lag=0, owner=None),
+            TopicPartition("t", 4): Lag(committed=8, end=7, lag=None, owner=None),
+            TopicPartition("t", 5): Lag(committed=8, end=7, lag=None, owner=None),
         }
 
 

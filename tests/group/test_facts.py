@@ -74,7 +74,7 @@ def test_a_group_its_topics_and_partitions_agree() -> None:
     assert (group.partitions, group.unknown, group.lag, group.lag_seconds) == (3, 1, 5, 10.0)
     assert (group.earlier_lag, group.earlier_ms) == (-1, -1)
     assert _all(context.shard.facts(context.mono_ms, Turn())) == [group]
-    assert context.topics_of() == [TopicFacts("t", 3, 1, 3, 35, 5, 10.0)]
+    assert context.topics_of() == [TopicFacts("t", 3, 1, 3, 35, 1, 5, 10.0)]
     assert context.partitions() == [
         PartitionFacts("t", 0, leader, 15, 20, 5, 10.0, told_ms, told_ms),
         PartitionFacts("t", 1, leader, 20, 20, 0, 0.0, told_ms, told_ms),
@@ -90,6 +90,7 @@ def test_a_group_its_topics_and_partitions_agree() -> None:
             4_999,
             SESSION_MS,
             3,
+            1,
             5,
             drained=False,
             waits="",
@@ -102,6 +103,7 @@ def test_a_group_its_topics_and_partitions_agree() -> None:
             False,
             4_999,
             SESSION_MS,
+            0,
             0,
             -1,
             drained=False,

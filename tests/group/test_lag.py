@@ -63,11 +63,53 @@ def test_the_lag_of_a_group_is_that_of_the_partitions_of_which_it_is_known() -> 
     context = Lagging()
     context.register({"t": 4})
     context.report("t", {0: 10, 1: 3, 3: 7})
-    context.committed({"t-0": 4, "t-1": 5, "t-2": 1, "u-0": 9})
+    context.committed({"t-0": 4, "t-1": 3, "t-2": 1, "u-0": 9})
 
     (one,) = context.summaries()
 
     assert (one.partitions, one.unknown, one.lag) == (4, 2, 6)
+
+
+def test_a_commit_beyond_the_reported_end_leaves_the_lag_unknown() -> None:
+    """The end is old, or the commit is wrong: 0 would say that nothing is left to do."""
+    context = Lagging()
+    context.register({"t": 2})
+    context.report("t", {0: 10, 1: 10})
+    context.committed({"t-0": 4, "t-1": 11})
+
+    (one,) = context.summaries()
+    ((_, beyond),) = [topic.partitions for topic in context.lag(GROUP).topics]
+
+    assert (one.partitions, one.unknown, one.lag) == (2, 1, 6)
+    assert (beyond.committed_offset, beyond.end_offset, beyond.lag) == (11, 10, UNKNOWN)
+
+    context.report("t", {1: 11})
+
+    assert context.lags() == {GROUP: 6}
+    assert [one.unknown for one in context.summaries()] == [0]
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_a_lag_that_is_known_leads_from_the_commit_to_the_end(committed: int, end: int) -> None:
+    """A number that doesn't is not a lag: by partition, in sums, of members and in time."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.report("t", {0: end})
+    context.committed({"t-0": committed})
+    context.advance(10 * MINUTE_MS)
+    ((partition,),) = [topic.partitions for topic in context.lag(GROUP).topics]
+    columns = lag.lag_columns(
+        context.topics.registry,
+        "t",
+        context.shard.groups[GROUP].offsets["t"].offsets.values(),
+        context.now.mono_ms,
+    )
+
+    assert (partition.lag == UNKNOWN) == (committed > end)
+    assert partition.lag == UNKNOWN or committed + partition.lag == end
+    assert context.lags() == {GROUP: partition.lag}
+    assert columns.lags == [partition.lag]
+    assert [one == UNKNOWN for one in columns.behind_ms] == [partition.lag == UNKNOWN]
 
 
 def test_a_group_of_which_nothing_is_known_has_no_lag() -> None:
@@ -122,6 +164,13 @@ def test_a_lag_that_no_number_of_the_protocol_holds_is_the_largest_of_them() -> 
     (one,) = context.summaries(samples=1)
 
     assert (one.lag, one.samples) == (2**63 - 1, (2**63 - 1,))
+
+    context.committed({"u-0": 0})
+    context.sample()
+
+    (one,) = context.summaries(samples=1)
+
+    assert (one.unknown, one.lag, one.samples) == (1, 2**63 - 1, (2**63 - 2,))
 
 
 @given(
@@ -190,6 +239,23 @@ def test_the_lag_of_some_minutes_ago_is_remembered() -> None:
     )
 
 
+def test_a_lag_that_was_known_in_part_is_no_measure_of_change() -> None:
+    """Partitions that become known, or unknown, would look like messages that came or were done."""
+    context = Lagging()
+    context.register({"t": 2})
+    context.committed({"t-0": 0, "t-1": 0})
+    context.report("t", {0: 7})
+    context.sample()
+    context.report("t", {1: 1000})
+    context.sample()
+    context.report("t", {0: 8})
+
+    (one,) = context.summaries(samples=2)
+
+    assert one.samples == (7, 1007)
+    assert (one.lag, one.earlier_lag) == (1008, 1007)
+
+
 def test_a_minute_in_which_the_lag_was_not_known_is_a_gap() -> None:
     """It is not 0, and neither what it was before."""
     context = Lagging()
@@ -245,20 +311,30 @@ def test_samples_are_soft() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 9)), max_size=12),
+    st.lists(
+        st.tuples(
+            st.integers(1, 70),
+            st.one_of(st.integers(0, 9), st.just(2**63 - 2)),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
     st.integers(0, 2 * SAMPLES_KEPT),
     st.integers(0, 70),
     st.integers(0, MINUTE_MS - 1),
 )
 def test_samples_are_the_last_minutes_of_a_table(
-    steps: list[tuple[int, int]], later: int, count: int, ms: int
+    steps: list[tuple[int, int, bool]], later: int, count: int, ms: int
 ) -> None:
-    """However many minutes were missed in between, or since."""
+    """However many minutes were missed; change is told by lags that were known as a whole."""
     samples, table, minute = LagSamples(), dict[int, int](), 1_000
-    for missed, value in steps:
+    wholes: dict[int, int] = {}
+    for missed, value, is_whole in steps:
         minute += missed
-        samples.put(minute, value)
+        samples.put(minute, value, is_whole=is_whole)
         table[minute] = value
+        if is_whole:
+            wholes[minute] = value
     if not table:
         return
     now = minute + later
@@ -269,10 +345,10 @@ def test_samples_are_the_last_minutes_of_a_table(
     assert shown == tuple(table.get(m, UNKNOWN) for m in range(newest - len(shown) + 1, newest + 1))
     assert len(shown) <= count
 
-    known = [m for m in table if now - CHANGE_MINUTES <= m]
+    known = [m for m in wholes if max(now - CHANGE_MINUTES, minute - SAMPLES_KEPT + 1) <= m]
     expected = (UNKNOWN, UNKNOWN)
     if known:
-        expected = (table[min(known)], (now - min(known)) * MINUTE_MS + ms)
+        expected = (wholes[min(known)], (now - min(known)) * MINUTE_MS + ms)
     assert samples.earlier(now * MINUTE_MS + ms) == expected
 
 

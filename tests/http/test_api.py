@@ -93,6 +93,32 @@ async def test_what_is_not_known_is_null(autojump_clock: MockClock) -> None:
         assert ([], None) == (group["samples"], group["sampled_at"])
 
 
+async def test_a_commit_beyond_the_reported_end_has_no_lag(autojump_clock: MockClock) -> None:
+    """Each level says null, or the rest, and how many partitions it can't tell of."""
+    async with site() as here:
+        client = here.w.connect()
+        await report(client, "t", 60, 50)
+        await client.ask(commit(60, 0, 1, group_id="part"))
+        member_id = await client.join_alone("g")
+        one = m.TopicCommit("t", (m.PartitionCommit(0, 61, -1, "", None),))
+        await client.ask(m.OffsetCommitRequest("g", 1, member_id, None, (one,)))
+        part = await here.get("/api/v1/groups/part")
+        known, beyond = (await here.get("/api/v1/groups/part/partitions"))["items"]
+        group = await here.get("/api/v1/groups/g")
+        names = ("lag", "lag_seconds")
+
+        assert [0, 0.0] == [known[name] for name in names]
+        assert (60, 50, None, None) == (
+            beyond["committed"],
+            beyond["end"],
+            *(beyond[name] for name in names),
+        )
+        for level in (part, *part["topics"]):
+            assert (1, 0, 0.0) == (level["unknown_partitions"], *(level[name] for name in names))
+        for level in (group, *group["topics"], *group["members"]):
+            assert (1, None) == (level["unknown_partitions"], level["lag"])
+
+
 async def test_a_group_alone_has_its_members_topics_and_what_it_waits_for(
     autojump_clock: MockClock,
 ) -> None:
@@ -122,7 +148,7 @@ async def test_a_group_alone_has_its_members_topics_and_what_it_waits_for(
             stable["protocol"],
             stable["leader"],
         )
-        assert [{"topic": "t", "partitions": 1, "lag": 60}.items()] == [
+        assert [{"topic": "t", "partitions": 1, "unknown_partitions": 0, "lag": 60}.items()] == [
             {k: v for k, v in topic.items() if k != "lag_seconds"}.items()
             for topic in stable["topics"]
         ]

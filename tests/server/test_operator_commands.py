@@ -82,10 +82,57 @@ def test_groups_are_listed(line: CommandLine) -> None:
     rows = cells(line.run("groups", "list").stdout)
 
     assert rows == [
-        ["d", "classic", "Stable", "x", "3", "1200", "-300", "in", "2m"],
-        ["f", "classic", "Stable", "x", "1", "7000", "+7000", "in", "5s"],
-        ["g", "classic", "Empty", "-", "0", "-", "-"],
+        ["d", "classic", "Stable", "x", "3", "1", "≥", "1200", "-"],
+        ["f", "classic", "Stable", "x", "1", "0", "7000", "+7000", "in", "5s"],
+        ["g", "classic", "Empty", "-", "0", "2", "-", "-"],
     ]
+
+
+def test_a_lag_that_is_known_in_part_is_at_least_so_much(line: CommandLine) -> None:
+    """Five of six partitions are unknown: 0 would say that nothing is left to do."""
+    one = m.GroupSummary("r", "consumer", "Stable", 1, 6, 5, 0, 40, 150_000, ())
+    line.answers[m.SummarizeGroupsRequest] = m.SummarizeGroupsResponse(0, None, (one,), b"")
+    listed = line.run("groups", "list")
+
+    assert listed.stdout.splitlines()[0].split()[-3:] == ["#UNKNOWN", "LAG", "TREND"]
+    for done in (
+        listed,
+        line.run("groups", "top"),
+        line.run("groups", "describe", "--all-groups"),
+    ):
+        assert cells(done.stdout)[0][-4:] == ["5", "≥", "0", "-"]
+    for arguments in (("list",), ("top",), ("describe", "--all-groups")):
+        (told,) = json.loads(line.run("groups", *arguments, "--output", "json").stdout)
+        assert (told["lag"], told["unknown"]) == (0, 5)
+        csv = line.run("groups", *arguments, "--output", "csv").stdout
+        assert csv.splitlines()[1].endswith(",5,0,40,150000")
+
+
+def test_a_terminal_without_the_sign_gets_the_table_all_the_same(line: CommandLine) -> None:
+    """Latin-1 has no "≥", and a question at night must not end with a traceback."""
+    arguments = ["groups", "list", "--at", "127.0.0.1:1"]
+    done = CliRunner(charset="latin-1").invoke(main, arguments)
+
+    assert (done.exit_code, cells(done.stdout)[0][-3:-1]) == (0, ["\\u2265", "1200"])
+
+
+def test_a_commit_beyond_the_reported_end_is_told(line: CommandLine) -> None:
+    """Which of the two numbers is wrong, the one who looks must find out."""
+    # The second one is of a daemon of release 0.1.0, which says 0.
+    beyond = [m.PartitionLag(n, 9, 5, lag, 1_000, 2_000, "c-1") for n, lag in enumerate((-1, 0))]
+    line.answers[m.DescribeLagRequest] = lambda request: m.DescribeLagResponse(
+        0, None, request.group_id, (m.TopicLag("t", (*beyond, PARTITIONS[2])),)
+    )
+    done = line.run("groups", "describe", "g")
+
+    assert [row[2:6] for row in cells(done.stdout)[:2]] == [
+        ["0", "9", "5", "-"],
+        ["1", "9", "5", "-"],
+    ]
+    assert done.stderr == (
+        "Warning: The lag of 2 partitions isn't known, as the commit is beyond the reported end; "
+        "the report is old, or the commit is wrong: g: t-0, g: t-1.\n"
+    )
 
 
 def test_the_worst_groups_are_on_top(line: CommandLine) -> None:
@@ -95,7 +142,7 @@ def test_the_worst_groups_are_on_top(line: CommandLine) -> None:
 
     assert cells(done.stdout) == [
         ["f", "Stable", "1", "1", "0", "7000", "+7000", "in", "5s"],
-        ["d", "Stable", "3", "6", "1", "1200", "-300", "in", "2m"],
+        ["d", "Stable", "3", "6", "1", "≥", "1200", "-"],
     ]
     assert done.stderr == "The worst 2 of 3 groups; --limit shows more.\n"
     assert line.asked[0] == m.SummarizeGroupsRequest("[a-z]", (), b"", 2_000, 0)
@@ -304,6 +351,7 @@ def test_names_from_clients_can_not_command_a_terminal(line: CommandLine) -> Non
                 "state": "Stable",
                 "protocol_type": "x",
                 "members": 3,
+                "unknown": 1,
                 "lag": 1200,
                 "earlier_lag": 1500,
                 "earlier_ms": 150_000,

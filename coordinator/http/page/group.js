@@ -8,6 +8,7 @@ import { Table } from "./table.js";
 import { Timeline, toneOf } from "./timeline.js";
 import {
   UNKNOWN,
+  behindText,
   causeOf,
   count,
   counted,
@@ -24,6 +25,7 @@ import {
   timeOf,
   titleOf,
   visible,
+  withoutText,
 } from "./words.js";
 
 const PARTITIONS_MS = 2000;
@@ -244,7 +246,7 @@ export class Group {
     const unknown = group.unknown_partitions;
     const facts = [
       ["Lag", lagText(group.lag, unknown), unknown > 0 ? `without ${counted(unknown, "partition")}` : "messages"],
-      ["Behind", span(group.lag_seconds), "age of the oldest"],
+      ["Behind", behindText(group.lag_seconds, unknown), "age of the oldest"],
       ["Members", count(group.members), group.protocol === null || group.protocol === "" ? "" : group.protocol],
       ["Partitions", count(group.partitions), group.topics.length > 0 ? `of ${counted(group.topics.length, "topic")}` : ""],
       ["Generation", count(group.generation), retentionText(group.retention_ms)],
@@ -375,7 +377,15 @@ export class Group {
         },
       },
       { id: "count", label: "Partitions", isNumber: true, fill: (cell, member) => setText(cell, count(member.partitions)) },
-      { id: "lag", label: "Lag", isNumber: true, fill: fillLag },
+      {
+        id: "lag",
+        label: "Lag",
+        isNumber: true,
+        fill: (cell, member) => {
+          setText(cell, lagText(member.lag, member.unknown_partitions));
+          setAttribute(cell, "title", withoutText(member.unknown_partitions) ?? longText(member.lag));
+        },
+      },
     ];
   }
 
@@ -440,9 +450,10 @@ function retentionText(ms) {
   return ms < 0 ? "offsets kept for ever" : `offsets kept ${spanOfMs(ms)}`;
 }
 
-function fillLag(cell, { lag }) {
+function fillLag(cell, { lag, committed, end }) {
+  const isBeyond = committed !== null && end !== null && committed > end;
   setText(cell, lagText(lag));
-  setAttribute(cell, "title", longText(lag));
+  setAttribute(cell, "title", isBeyond ? "committed beyond the reported end: that is old, or the commit is wrong" : longText(lag));
 }
 
 const option = (value, text) => el("option", { value, text });

@@ -6,6 +6,7 @@ import { drawSmall } from "./curve.js";
 import { Roving, Table } from "./table.js";
 import {
   UNKNOWN,
+  behindText,
   changeText,
   count,
   counted,
@@ -18,6 +19,7 @@ import {
   span,
   stateOf,
   timeOf,
+  withoutText,
 } from "./words.js";
 
 const FIRST = 50; // So many are shown before the others are asked for.
@@ -56,8 +58,9 @@ const CHOICES = {
 // By these it can put them in order; the others are the worst, by another column.
 const ASKED_ORDERS = new Set(["lag", "lag_seconds", "members", "id"]);
 
+// Of a lag that is known in part, no change is known.
 const changeOf = (group) =>
-  group.lag === null || group.earlier_lag === null || group.earlier_lag === undefined
+  group.lag === null || group.unknown_partitions > 0 || (group.earlier_lag ?? null) === null
     ? null
     : group.lag - group.earlier_lag;
 
@@ -96,12 +99,7 @@ const COLUMNS = [
     sort: "lag",
     fill: (cell, group) => {
       setText(cell, lagText(group.lag, group.unknown_partitions));
-      const unknown = group.unknown_partitions;
-      setAttribute(
-        cell,
-        "title",
-        unknown > 0 ? `without ${counted(unknown, "partition")} whose lag is not known` : null,
-      );
+      setAttribute(cell, "title", withoutText(group.unknown_partitions));
     },
   },
   {
@@ -112,7 +110,8 @@ const COLUMNS = [
     sort: "lag_seconds",
     fill: (cell, group) => {
       if (cell.firstChild === null) cell.append(el("span"));
-      setText(cell.firstChild, span(group.lag_seconds));
+      setText(cell.firstChild, behindText(group.lag_seconds, group.unknown_partitions));
+      setAttribute(cell, "title", withoutText(group.unknown_partitions));
       cell.firstChild.classList.toggle("far", isBehind(group));
     },
   },

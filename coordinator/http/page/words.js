@@ -57,11 +57,15 @@ export const counted = (n, one, many = `${one}s`) => `${whole.format(n)} ${n ===
 const LONG = 10 ** 12;
 export const longText = (n) => (n !== null && n >= LONG ? count(n) : null);
 
-// A lag that is known for some partitions only is at least that.
-export function lagText(lag, unknownPartitions = 0) {
-  if (lag === null || lag === undefined) return UNKNOWN;
-  return unknownPartitions > 0 ? `≥ ${whole.format(lag)}` : whole.format(lag);
-}
+// A number that is known for some partitions only is at least that.
+const known = (text, unknownPartitions) => (unknownPartitions > 0 && text !== UNKNOWN ? `≥ ${text}` : text);
+
+export const lagText = (lag, unknownPartitions = 0) => known(count(lag), unknownPartitions);
+
+export const behindText = (seconds, unknownPartitions = 0) => known(span(seconds), unknownPartitions);
+
+export const withoutText = (unknownPartitions) =>
+  unknownPartitions > 0 ? `without ${counted(unknownPartitions, "partition")} whose lag is not known` : null;
 
 export function changeText(change) {
   if (change === null) return UNKNOWN;
