@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
 from client.exceptions import ClientClosed, CoordinatorUnavailable, FatalError
+from client.offsets import OffsetAndMetadata
 from client.spark.source import end_reports
 from client.spark.source.end_reports import PERIOD_S, RETRY_S, EndReporter
 from protocol.errors import ErrorCode
@@ -97,6 +98,54 @@ async def test_only_changes_are_reported_and_once_a_second(
     assert len(registry.reports) <= 12
     assert registry.ends == {tp(0): 99, tp(1): 5}
     assert [report for report in registry.reports if tp(1) in report] == [registry.reports[0]]
+
+
+async def test_an_end_is_reported_before_a_commit_is_beyond_the_last_report(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """A driver with short batches is otherwise ahead of its own reports: its lag is not known."""
+    registry = Registry()
+    reporter = running(nursery, registry)
+    reporter.note_topics({FLIGHTS: [0, 1]})
+    reporter.note_ends({tp(0): 5, tp(1): 5})
+    await trio.sleep(PERIOD_S + 0.1)
+
+    reporter.note_ends({tp(0): 9, tp(1): 5})
+    reporter.note_commit({tp(0): OffsetAndMetadata(5), tp(1): OffsetAndMetadata(5)})
+    await trio.sleep(0.001)
+
+    assert registry.ends[tp(0)] == 5
+
+    reporter.note_commit({tp(0): OffsetAndMetadata(9)})
+    await trio.sleep(0.001)
+
+    assert registry.ends[tp(0)] == 9
+    assert len(registry.reports) == 2
+
+
+async def test_a_commit_hastens_no_report_that_waits_after_a_failure(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """A coordinator in trouble is asked no more often because a driver commits."""
+    registry = Registry()
+    reporter = running(nursery, registry)
+    reporter.note_topics({FLIGHTS: [0]})
+    reporter.note_ends({tp(0): 5})
+    await trio.sleep(PERIOD_S + 0.1)
+    registry.error = CoordinatorUnavailable("away")
+    reporter.note_ends({tp(0): 9})
+    reporter.note_commit({tp(0): OffsetAndMetadata(9)})
+    await trio.sleep(0.001)
+    registry.error = None
+
+    reporter.note_commit({tp(0): OffsetAndMetadata(9)})
+    await trio.sleep(RETRY_S / 2)
+
+    assert registry.ends[tp(0)] == 5
+
+    await trio.sleep(RETRY_S)
+
+    assert registry.ends[tp(0)] == 9
 
 
 async def test_an_end_that_stays_is_told_again_while_somebody_looks(

@@ -119,7 +119,7 @@ def test_what_an_earlier_run_read_does_not_count_against_a_new_one() -> None:
 
 
 def test_lag_is_known_only_where_the_end_is() -> None:
-    """Never 0 by guessing, and never below 0."""
+    """Never 0 by guessing, and not where more is finished than the end that is known."""
     state = started()
     reached = Reached({A: 5, B: 7}, {A: 9})
     state.progress(Event("q", "r1", None, 0, reached), 1)
@@ -127,7 +127,10 @@ def test_lag_is_known_only_where_the_end_is() -> None:
     assert [(p.end, p.lag) for p in partitions] == [(9, 4), (None, None)]
     state.progress(Event("q", "r1", None, 1, Reached({A: 12}, {A: 9})), 2)
 
-    assert state.metrics(2).partitions[A].lag == 0
+    assert state.metrics(2).partitions[A].lag is None
+    state.progress(Event("q", "r1", None, 2, Reached({A: 12}, {A: 12})), 3)
+
+    assert state.metrics(3).partitions[A].lag == 0
 
 
 def test_a_partition_that_stands_still_gets_quiet() -> None:

@@ -16,7 +16,7 @@ class PartitionLag(NamedTuple):
     Attributes:
         finished: the next offset that the query reads.
         end: where the source ended when the last batch was planned; None if it doesn't say.
-        lag: ``end - finished``, at least 0; None if the end isn't known.
+        lag: ``end - finished``; None if the end isn't known, or is older than what is finished.
         quiet_s: seconds since ``finished`` moved.
 
     """

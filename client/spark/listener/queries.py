@@ -325,7 +325,7 @@ class QueryState:
         partitions = {}
         for tp, finished in self._offsets.items():
             end = self._ends.get(tp)
-            lag = None if end is None else max(end - finished, 0)
+            lag = None if end is None or end < finished else end - finished
             partitions[tp] = PartitionLag(finished, end, lag, now_s - self._moved_s[tp])
         return QueryMetrics(
             query_id=self.query_id,

@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 import trio
 
 from client.exceptions import ClientClosed, FatalError
+from client.offsets import OffsetAndMetadata
 from client.operators import TopicCalls
 from protocol.errors import ErrorCode
 from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# How often ends are reported, at most.
+# How often ends are reported, at most, but for those that a commit is about to pass.
 PERIOD_S: Final = 1.0
 # An end that stays is told again after so long, while it is looked at: else nobody knows whether
 # the topic is quiet, or nobody looks. A report repeats at most so many ends.
@@ -52,7 +53,7 @@ class EndReporter:
         self._reported: dict[TopicPartition, _Report] = {}  # The longest ago first.
         # What was noted by the last report.
         self._seen: Mapping[TopicPartition, int] | None = None
-        self._grown = trio.Event()
+        self._news = trio.Event()
         self._next_report_s = 0.0
         self._is_failing = False
 
@@ -65,11 +66,25 @@ class EndReporter:
         counts = {topic: max(listed) + 1 for topic, listed in partitions.items() if listed}
         if counts != self._counts:
             self._counts = counts
-            self._grown.set()
+            self._news.set()
 
     def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
         """Take note of ends, which must not be changed afterwards; in any thread."""
         self._ends = ends
+
+    def note_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Report ends now if *offsets*, which are committed next, pass those that were reported.
+
+        In between no lag would be known. Call it in the client's thread.
+        """
+        if self._is_failing:
+            return
+        for tp, one in offsets.items():
+            known = self._reported.get(tp)
+            if known is not None and known.end < one.offset:
+                self._next_report_s = 0.0
+                self._news.set()
+                return
 
     async def run(self) -> None:
         """Tell what is noted until the client closes. Raises nothing."""
@@ -77,7 +92,7 @@ class EndReporter:
             while True:
                 await self._tell()
                 with trio.move_on_at(self._next_report_s):
-                    await self._grown.wait()
+                    await self._news.wait()
 
     async def finish(self) -> None:
         """Tell now what is left to tell, before the client closes. Raises nothing."""
@@ -86,7 +101,7 @@ class EndReporter:
             await self._tell()
 
     async def _tell(self) -> None:
-        self._grown = trio.Event()
+        self._news = trio.Event()
         try:
             await self._register()
             if trio.current_time() >= self._next_report_s:

@@ -236,6 +236,8 @@ class BlockingSession:
         """Store offsets, fenced and conditional."""
         if self._departed:
             raise MemberLost(f"this reader has left: {self._departed}")
+        if self._reporter is not None:
+            self._client.run_sync(partial(self._reporter.note_commit, offsets))
         self._member.commit(offsets, expected=expected)
 
     def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
