@@ -208,21 +208,27 @@ class Import:
         group = or_dead((yield m.DescribeGroupsRequest((group_id,))))
         if group.error and rows:
             self._missing.add(group_id)
-        owners: dict[TopicPartition, str] = {}
-        missing: list[Planned] = []
+        lag = m.DescribeLagResponse(0, None, group_id, ())
         if group.members or (lacks is not None and not group.error):
-            lag: m.DescribeLagResponse = yield m.DescribeLagRequest(group_id)
-            owners = _owners(group, lag)
-            if lacks is not None:
-                known = {row.where for row in rows}
-                missing = _missing(lag, lambda where: where not in known and lacks(group_id, where))
-        stored: dict[TopicPartition, m.PartitionOffset] = {}
-        for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
-            topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
-            answer = yield m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
-            stored |= _stored(answer)
-        planned = [self._planned(row, stored.get(row.where), owners.get(row.where)) for row in rows]
-        self.plans[group_id] = [*planned, *missing]
+            lag = yield m.DescribeLagRequest(group_id)
+        owners = _owners(group, lag)
+        if lacks is not None:
+            stored = _committed(lag)
+        else:
+            stored = {}
+            for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
+                topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
+                answer = yield m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
+                stored |= _stored(answer)
+        plan = [self._planned(row, stored.get(row.where), owners.get(row.where)) for row in rows]
+        if lacks is not None:
+            there = {row.where for row in rows}
+            plan += [
+                _missing(group_id, where, one.offset)
+                for where, one in stored.items()
+                if where not in there and lacks(group_id, where)
+            ]
+        self.plans[group_id] = plan
 
     def _planned(
         self, row: FileOffset, stored: m.PartitionOffset | None, owner: str | None
@@ -367,22 +373,21 @@ def _owners(group: m.DescribedGroup, lag: m.DescribeLagResponse) -> dict[TopicPa
     }
 
 
-def _missing(
-    lag: m.DescribeLagResponse, is_missing: Callable[[TopicPartition], bool]
-) -> list[Planned]:
-    """Return what a group has committed, of partitions that are missing in the source."""
-    return [
-        Planned(
-            FileOffset(lag.group_id, topic.topic, one.partition, NO_OFFSET),
-            one.committed_offset,
-            MISSING,
-            is_moving=False,
+def _missing(group_id: str, where: TopicPartition, committed: int) -> Planned:
+    row = FileOffset(group_id, *where, NO_OFFSET)
+    return Planned(row, committed, MISSING, is_moving=False)
+
+
+def _committed(lag: m.DescribeLagResponse) -> dict[TopicPartition, m.PartitionOffset]:
+    """Return all that a group has committed, without epochs and metadata."""
+    return {
+        TopicPartition(topic.topic, one.partition): m.PartitionOffset(
+            one.partition, one.committed_offset, NO_LEADER_EPOCH, "", 0
         )
         for topic in lag.topics
         for one in topic.partitions
         if one.committed_offset != NO_OFFSET
-        and is_missing(TopicPartition(topic.topic, one.partition))
-    ]
+    }
 
 
 def _stored(answer: m.OffsetFetchResponse) -> dict[TopicPartition, m.PartitionOffset]:

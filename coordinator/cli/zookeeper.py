@@ -263,7 +263,7 @@ class Offsets:
         return sum(map(len, self.by_group.values()))
 
     def note(self, where: _Names, why: str) -> None:
-        """Note a znode by group, topic and partition, or what all below a shorter name has."""
+        """Note a bad znode by group, topic and partition; less names are those of its parents."""
         group, topic, partition = (*where, "", "")[:3]
         self.bad.append(Bad(group, topic, partition, f"not imported: {why}"))
         self._bad_places.add(where)
@@ -276,7 +276,7 @@ class Offsets:
                 self.note((group,), "it has no offsets in ZooKeeper (of these topics)")
 
     def lacks(self, group: str, where: TopicPartition) -> bool:
-        """Say whether a partition without an offset here is wanted, and has no znode."""
+        """Say whether a partition without an offset here is wanted, and has no bad znode either."""
         names = (group, where.topic, str(where.partition))
         is_bad = any(names[:length] in self._bad_places for length in (1, 2, 3))
         return not is_bad and self._wanted.has_topic(where.topic)
@@ -319,7 +319,7 @@ class _Reader:
         return sorted(filter(wanted.has_group, self._sayable((), names)))
 
     def read(self, groups: Sequence[str]) -> None:
-        """Read all that these have; of those that have nothing the coordinator may know some."""
+        """Read all that these have. A group without an offset here may have some elsewhere."""
         for group in groups:
             if group_id_error(group) is None:
                 self.found.by_group[group] = []

@@ -10,6 +10,7 @@ from click.testing import Result
 
 from coordinator.cli import import_offsets
 from protocol import messages as m
+from protocol.group_ids import group_id_error
 from protocol.messages import PartitionResult, TopicResult
 from tests.fakes.command_line import CommandLine, cells
 
@@ -38,7 +39,7 @@ class Groups:
         members = tuple(m.DescribedMember(f"{c}-1", None, c, "h", b"", b"") for c in owners)
         is_there = group in self.stored
         state = "Dead" if not is_there else "Stable" if members else "Empty"
-        error = 0 if is_there else 69
+        error = 24 if group_id_error(group) else 0 if is_there else 69
         found = m.DescribedGroup(error, None, group, state, "consumer", "", 1, members)
         return m.DescribeGroupsResponse((found,))
 

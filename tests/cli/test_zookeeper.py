@@ -158,7 +158,7 @@ def test_what_is_bad_is_told_and_the_rest_is_imported(
 
 
 def test_a_partition_has_one_spelling(line: CommandLine, znodes: Ensemble, groups: Groups) -> None:
-    """Of two znodes for one partition, nobody could say which offset is the right one."""
+    """Two znodes for one partition would have two offsets, and either may be the wrong one."""
     put(znodes, "new", "t", 1, b"garbage")
     znodes.put("/consumers/new/offsets/t/01", b"5")
     shown = run(line)
@@ -185,7 +185,7 @@ def test_a_partition_has_one_spelling(line: CommandLine, znodes: Ensemble, group
 def test_a_run_does_what_the_dry_run_has_said(
     found: dict[str, bytes | None], line: CommandLine, znodes: Ensemble, groups: Groups
 ) -> None:
-    """Whatever spellings of a partition lie beside each other: a surprise would come too late."""
+    """A surprise would come too late, with any spellings of a partition beside each other."""
     put(znodes, "new", "t", 7)
     for name, data in found.items():
         if data is not None:
@@ -280,7 +280,8 @@ def test_what_has_an_offset_nowhere_is_left_out(
     line: CommandLine, znodes: Ensemble, groups: Groups
 ) -> None:
     """Each console consumer of old has left such a group, and a new member has partitions first."""
-    znodes.put("/consumers/console-1/ids/one", b"{}")
+    for group in ("console-1", "x" * 10_000):  # One name is not legal.
+        znodes.put(f"/consumers/{group}/ids/one", b"{}")
     put(znodes, "busy", "t", 10, 11)
     groups.owners["busy"]["t", 2] = "loader"
     done = run(line)
@@ -290,7 +291,7 @@ def test_what_has_an_offset_nowhere_is_left_out(
 
 
 def test_only_topics_that_are_asked_for_can_be_missing(line: CommandLine, znodes: Ensemble) -> None:
-    """Whoever checks one topic knows that of the others."""
+    """A check of one topic says nothing about the others."""
     put(znodes, "g", "u", 1)
     done = run(line, "g", "--topics", "u")
 
@@ -301,7 +302,7 @@ def test_only_topics_that_are_asked_for_can_be_missing(line: CommandLine, znodes
 def test_what_can_not_be_read_is_not_missing(
     depth: int, line: CommandLine, znodes: Ensemble
 ) -> None:
-    """What is there is unknown: it may be all."""
+    """All offsets may be there, behind the refusal."""
     put(znodes, "g", "t", 50, 60)
     path = offsets_path("g", *("t", 1)[:depth])
     znodes.refused[path] = "nobody has allowed it"

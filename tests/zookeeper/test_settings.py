@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_properties_of_a_consumer_of_old_are_taken_as_they_are(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody has to take a file apart on the way, and reads what counts no more."""
+    """A team moves with the file that it has, and reads which lines count no more."""
     storage = OffsetStorage.of(file)
 
     ensemble = ZooKeeper("zk1:2181,zk2:2181/kafka", 8_000, 1_000_000)
@@ -69,7 +69,7 @@ def test_where_the_ensemble_is_can_be_read_from_the_same_file(
 def test_a_misspelt_property_is_refused_beside_those_without_a_meaning(
     name: str, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is known to mean nothing is no excuse for what nobody knows."""
+    """A name that no consumer knows was meant to be another one, which is missing then."""
     file.write_text(f"{CONSUMER_PROPERTIES}{name}=x\n")
 
     with pytest.raises(ValueError, match=f"there is no property '{name}'; there are offsets"):
@@ -123,7 +123,7 @@ def test_an_ensemble_that_would_not_be_used_is_told(
 
 @pytest.mark.skipif(not class_path("kafka-0.8"), reason="no jars of Kafka 0.8: make peers")
 def test_the_properties_that_are_known_are_those_of_kafka() -> None:
-    """They are counted in the consumer that reads them, and not in a page about it."""
+    """Pages about the consumer leave some out; the class that reads them has all."""
     found = set()
     for jar in class_path("kafka-0.8").split(":"):
         with zipfile.ZipFile(jar) as archive:
