@@ -45,6 +45,7 @@ from protocol.acls import (
     PatternType,
     Permission,
     ResourceType,
+    canonical_address,
     host_problem,
     principal_problem,
 )
@@ -255,6 +256,7 @@ class Rules:
         """Forget everything; what somebody keeps of it is old from here on."""
         self.version += 1
         self._rules: set[Rule] = set()
+        self._spellings: Counter[Rule] = Counter()  # Of each rule by its usual host (`_usual`).
         self._in_order: list[Rule] = []  # The same, sorted.
         self._of_type: dict[ResourceType, _OfType] = {kind: _OfType() for kind in ResourceType}
 
@@ -272,14 +274,19 @@ class Rules:
         if is_new == (rule in self._rules):
             return
         self.version += 1
+        usual = _usual(rule)
         if is_new:
             self._rules.add(rule)
             bisect.insort(self._in_order, rule)
-            self._of_type[rule.resource_type].add(rule)
+            self._spellings[usual] += 1
+            if self._spellings[usual] == 1:
+                self._of_type[rule.resource_type].add(usual)
         else:
             self._rules.remove(rule)
             del self._in_order[bisect.bisect_left(self._in_order, rule)]
-            self._of_type[rule.resource_type].remove(rule)
+            _count_off(self._spellings, usual)
+            if usual not in self._spellings:
+                self._of_type[rule.resource_type].remove(usual)
 
     def hard_state(self) -> tuple[Rule, ...]:
         """Return all rules, sorted."""
@@ -414,6 +421,16 @@ def _granted(allowed: int, denied: int) -> int:
 
 def _words(rules: list[Rule]) -> list[str]:
     return [str(rule) for rule in islice(rules, NAMED_MAX)]
+
+
+def _usual(rule: Rule) -> Rule:
+    """Return *rule* with its host as connections have it.
+
+    Earlier builds took any spelling, and showed clients of IPv4 as ``::ffff:192.0.2.1``.
+    """
+    if ":" not in rule.host:
+        return rule
+    return rule._replace(host=canonical_address(rule.host) or rule.host)
 
 
 def _rule(asked: Acl) -> Rule:

@@ -20,6 +20,7 @@ from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.errors import ErrorCode as E
 from protocol.scram import Mechanism
+from tests.fakes.disk import Disk
 from tests.server.test_authorization import ERRORS, MATRIX, REQUESTS, errors_of
 from tests.server.test_log_ins import guarded, known, password_of, told
 from tests.server.test_sockets import door, peers, until
@@ -801,6 +802,33 @@ async def test_a_denial_is_in_force_at_once(tmp_path: Path, autojump_clock: Mock
         answer: Any = await admin.ask(m.DeleteAclsRequest((everything,)))
         assert m.first_error(answer) == 0
         assert await alice.error(m.HeartbeatRequest("g", 1, member_id, None)) == 30
+
+
+async def test_a_rule_of_an_older_release_is_about_the_address_that_it_names(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of IPv4 were such addresses on a listener that takes both, and a denial would be
+    about nobody now.
+    """
+    disk = Disk()
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.group.acls.host_problem", lambda _host: None)
+        async with guarded(tmp_path, disk=disk) as here:
+            admin, _ = await both(here)
+            await grant(admin, (Op.READ, T.GROUP))
+            (everywhere,) = denial(Op.READ, T.GROUP).acls
+            old = structs.replace(everywhere, host="::ffff:192.0.2.1")
+            assert m.first_error(await admin.ask(m.CreateAclsRequest((old,)))) == 0
+    disk.kill()
+    async with guarded(tmp_path, disk=disk) as here:
+        for peer, error in ("192.0.2.1", E.GROUP_AUTHORIZATION_FAILED), ("192.0.2.2", 25):
+            alice = await known(here, "alice", "a", peer=peer)
+            assert await alice.error(beat()) == error
+        removal_of_old = m.AclFilter(1, None, 1, None, old.host, 1, 1)
+        admin = await known(here)
+        removed: Any = await admin.ask(m.DeleteAclsRequest((removal_of_old,)))
+        assert [one.host for one in removed.results[0].acls] == ["::ffff:192.0.2.1"]
+        assert await (await known(here, "alice", "a")).error(beat()) == 25
 
 
 async def test_a_refusal_does_not_tell_whether_it_is_there(
