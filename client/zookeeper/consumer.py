@@ -351,9 +351,10 @@ class Driver:
     def _look(self) -> None:
         if self.machine.state is State.FAILED and self.failure is None:
             self._fail(FatalError(f"{self.name} refuses: {self.machine.failure}"))
-        found = self.machine.unreadable
-        for name in found.keys() - self._told_of.keys():
-            logger.warning("group %r: %s", self.machine.config.group, found[name])
+        found = {**self.machine.unreadable, **self.machine.orphans}
+        for name in sorted(found.keys() - self._told_of.keys()):
+            group = self.machine.config.group
+            logger.warning("group %r: %s (%s)", group, found[name], self.name)
         self._told_of = found
 
     def _fail(self, failure: CoordinatorError) -> None:
@@ -477,7 +478,9 @@ class Consumer:
 
         Raises:
             Rebalanced: Some are no longer this consumer's; of those nothing was written.
-            OutcomeUnknown: No definite answer in time.
+            OutcomeUnknown: No definite answer: not in time, or the connection broke under it, and
+                then the partitions were lost, as it is after the process was frozen. ``fetch``
+                says what is stored.
             CoordinatorUnavailable: No connection in time; nothing was written.
             FatalError: The ensemble refuses it.
             ClientClosed: The consumer has left.

@@ -46,6 +46,7 @@ from client.zookeeper.registrations import (
     decode_partitions,
     decode_registration,
     encode_registration,
+    owner_path,
     share_of,
 )
 from protocol.partition import TopicPartition
@@ -147,6 +148,7 @@ class Result(Enum):
     Attributes:
         DONE: It is so now, by this request or by an earlier one of the same session.
         TAKEN: The node is another session's.
+        PERSISTENT: The node is no session's; no end of a session deletes it.
         MISSING: There is no such node.
         UNKNOWN: The connection broke: it was done, or not.
         REFUSED: The ensemble refuses it, and will again.
@@ -155,13 +157,14 @@ class Result(Enum):
 
     DONE = auto()
     TAKEN = auto()
+    PERSISTENT = auto()
     MISSING = auto()
     UNKNOWN = auto()
     REFUSED = auto()
 
 
 class Answer(NamedTuple):
-    """The answer to a request: names to a list, data to a read, words to a refusal."""
+    """The answer to a request: names to a list, data of what was read or is there, a reason."""
 
     result: Result
     names: tuple[str, ...] = ()
@@ -230,6 +233,7 @@ class Membership:
         state: Where it is in its life.
         failure: Why the state is FAILED.
         unreadable: What was found in the group that makes no sense, in words, by name.
+        orphans: Owners' nodes that this consumer awaits, and nobody will delete, in words, by path.
 
     """
 
@@ -238,6 +242,7 @@ class Membership:
         self.state = State.MEMBER
         self.failure = ""
         self.unreadable: Mapping[str, str] = {}
+        self.orphans: dict[str, str] = {}
         self._own = config.subscription
         # The session.
         self._is_open = False
@@ -417,11 +422,25 @@ class Membership:
             case Release(tp):
                 self._held.pop(tp, None)
                 self._sure.discard(tp)
-            case Claim(tp) if answer.result is Result.DONE:
-                self._sure.add(tp)
             case Claim(tp):
-                self._held.pop(tp, None)
-                self._retry_at_ms = now_ms + self.config.backoff_ms
+                self._take_claim(tp, answer, now_ms)
+
+    def _take_claim(self, tp: TopicPartition, answer: Answer, now_ms: int) -> None:
+        path = owner_path(self.config.group, tp)
+        self.orphans.pop(path, None)
+        if answer.result is Result.DONE:
+            self._sure.add(tp)
+            return
+        self._held.pop(tp, None)
+        self._retry_at_ms = now_ms + self.config.backoff_ms
+        thread = answer.data.decode(errors="replace")
+        owner = thread.rpartition("-")[0]
+        if answer.result is Result.PERSISTENT and owner not in (self._view.names or ()):
+            self.orphans[path] = (
+                f"{path} is persistent, and names {thread!r}, of which there is no consumer in the "
+                f"group: {tp} is awaited until somebody deletes the znode. Delete it, unless a "
+                "program that still runs has made it"
+            )
 
     def _fail(self, why: str) -> None:
         self.state, self.failure = State.FAILED, why
@@ -468,7 +487,10 @@ class Membership:
     def _compute(self) -> dict[TopicPartition, str]:
         view = self._view
         self.unreadable = view.unreadable
-        return share_of(self.config.consumer_id, view.members, view.topics or (), view.partitions)
+        share = share_of(self.config.consumer_id, view.members, view.topics or (), view.partitions)
+        awaited = {owner_path(self.config.group, tp) for tp in share}
+        self.orphans = {path: words for path, words in self.orphans.items() if path in awaited}
+        return share
 
     def _may_release(self, now_ms: int) -> bool:
         given_up = self._given_up()

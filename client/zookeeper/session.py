@@ -295,18 +295,21 @@ class Session:
                 continue
             if made.error != "NodeExistsError":
                 return made.answer()
-            found = yield self._client.get_async(path)
-            if found.error and found.error != "NoNodeError":
-                return found.answer()
-            if not found.error and found.value[0] == data and self._is_own(found.value[1]):
-                return Answer(Result.DONE)
-            if not watches and not found.error:
-                return Answer(Result.TAKEN)
-            there = yield self._client.exists_async(path, self._watch)
-            if there.error:
-                return there.answer()
-            if there.value is not None:
-                return Answer(Result.TAKEN)
+            answer = yield from self._compare(path, data, watches=watches)
+            if answer.result is not Result.MISSING:
+                return answer
+        return Answer(Result.TAKEN)
+
+    def _compare(self, path: str, data: bytes, *, watches: bool) -> _Doing:
+        """Say whose node it is that is there, if it still is."""
+        found = yield self._client.get_async(path, self._watch if watches else None)
+        if found.error:
+            return found.answer()
+        there, stat = found.value
+        if there == data and self._is_own(stat):
+            return Answer(Result.DONE)
+        if not stat.ephemeralOwner:
+            return Answer(Result.PERSISTENT, data=there or b"")
         return Answer(Result.TAKEN)
 
     def _directory(self, path: str) -> Any:

@@ -141,7 +141,7 @@ class Registry:
             case Claim(tp, thread):
                 path = owner_path(self._group, tp)
                 answer = self._make(path, thread.encode())
-                if answer is TAKEN:
+                if answer is not DONE:
                     self.ensemble.watch(path, self.session)
                 return answer
 
@@ -157,6 +157,8 @@ class Registry:
         if self.ensemble.create(path, data, self.session):
             return DONE
         node = self.ensemble.nodes[path]
+        if node.session is None:
+            return Answer(Result.PERSISTENT, data=node.data)
         return DONE if node == Node(data, self.session) else TAKEN
 
     def _read(self, path: str) -> Answer:

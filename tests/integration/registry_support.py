@@ -18,9 +18,10 @@ from bench.peers import missing
 from client.zookeeper.consumer import Consumer
 from client.zookeeper.registrations import decode_partitions, decode_registration, share_of
 from protocol.partition import TopicPartition
+from tests.integration.daemon import ROOT
 
 GROUP: Final = "etl"
-EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "beside_old_consumers.py"
+EXAMPLE: Final = ROOT / "examples" / "beside_old_consumers.py"
 SOURCE: Final = Path(__file__).parent / "OldConsumers.java"
 DEADLINE_S: Final = 90.0  # Consumers of 0.8 pause for seconds, several times in a row.
 _numbers: Final = count()
@@ -187,8 +188,15 @@ def old_consumers(registry: Registry, folder: Path) -> Iterator[OldConsumers]:
 @contextmanager
 def example(registry: Registry) -> Iterator["subprocess.Popen[str]"]:
     """Run the example, which reads the topic "t"."""
-    command = [sys.executable, str(EXAMPLE), registry.address, GROUP, "t"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with program(str(EXAMPLE), registry.address, GROUP, "t") as process:
+        yield process
+
+
+@contextmanager
+def program(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a program of Python, which is given to it as *words*."""
+    command = [sys.executable, *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

@@ -38,6 +38,7 @@ from tests.integration.registry_support import (
     missing_old,
     old_consumers,
     owned_by,
+    program,
     until,
 )
 
@@ -319,6 +320,77 @@ async def test_a_session_shorter_than_asked_for_has_one_owner_at_a_time(
                 assert first.lost
     (told,) = [one.getMessage() for one in caplog.records if one.name == "client.zookeeper"]
     assert "grants sessions of 10000 ms, and not the 60000 ms" in told
+
+
+async def test_an_owners_node_that_stays_is_told_of_and_claimed_once_it_is_deleted(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tool that copied znodes from elsewhere has made it so; no consumer of it will ever end."""
+    registry.put_topic("t", 2)
+    path = f"/consumers/{GROUP}/owners/t/0"
+    registry.kazoo.create(path, b"etl_elsewhere-0", makepath=True)
+
+    def told() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "client.zookeeper"]
+
+    async with reading(registry, topics=["t"]) as reader:
+        await until(lambda: bool(told()))
+        await until(lambda: reader.partitions == {T1})
+        registry.kazoo.delete(path)
+        await until(lambda: reader.partitions == {T0, T1})
+    (words,) = told()
+    assert f"{path} is persistent, and names 'etl_elsewhere-0'" in words
+    assert registry.address in words
+
+
+# Commits as often as it can, until that fails; then it goes on as the example does.
+COMMITS = """
+import sys
+from client import OutcomeUnknown, Rebalanced, TopicPartition
+from client.zookeeper.forms import join_blocking
+
+T0 = TopicPartition("t", 0)
+with join_blocking(sys.argv[1], "etl", ["t"]) as consumer:
+    consumer.assignment()
+    offset = 0
+    while True:
+        offset += 1
+        try:
+            consumer.commit({T0: offset})
+        except (OutcomeUnknown, Rebalanced) as error:
+            print(type(error).__name__, consumer.fetch([T0])[T0], flush=True)
+            break
+        if offset == 10:
+            print("commits", flush=True)
+    while True:
+        print(len(consumer.assignment().partitions), flush=True)
+        consumer.wait_rebalance_needed()
+"""
+
+
+async def test_a_frozen_consumer_learns_that_others_went_on_and_takes_nothing_back(
+    registry: Registry,
+) -> None:
+    """Its connection broke under a commit: whether that is stored, only a fetch can say."""
+    registry.put_topic("t", 1)
+    with program("-c", COMMITS, registry.address) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "commits\n"
+        async with join(registry.address, GROUP, ["t"]) as other:
+            await until(lambda: len(registry.registrations()) == 2)
+            process.send_signal(signal.SIGSTOP)
+            with trio.fail_after(DEADLINE_S):
+                while not (await other.assignment()).partitions:
+                    await other.wait_rebalance_needed()
+            await other.commit({T0: 10**9})
+            process.send_signal(signal.SIGCONT)
+            told = (await trio.to_thread.run_sync(process.stdout.readline)).split()
+            assert told[0] in {"OutcomeUnknown", "Rebalanced"}  # Nearly always the first one.
+            assert int(told[1]) == 10**9
+            assert await other.fetch([T0]) == {T0: 10**9}
+        # The other has left.
+        while (line := await trio.to_thread.run_sync(process.stdout.readline)) != "1\n":
+            assert line == "0\n"
 
 
 def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -> None:

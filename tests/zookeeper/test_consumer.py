@@ -19,7 +19,13 @@ from client.exceptions import (
 )
 from client.zookeeper.consumer import Consumer, join, joined
 from client.zookeeper.membership import HAND_OVER_MS, Answer, Config, Result
-from client.zookeeper.registrations import ids_path, named, topic_path
+from client.zookeeper.registrations import (
+    encode_registration,
+    ids_path,
+    named,
+    owner_path,
+    topic_path,
+)
 from client.zookeeper.session import Answered, Asked, Event, LogInRefused, Opened
 from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.znodes import offsets_path
@@ -291,6 +297,31 @@ async def test_a_member_that_makes_no_sense_is_told_of_once(
         "group 'g': consumer 'odd'",
         "group 'g': consumer 'odd'",
     ]
+
+
+async def test_an_owners_node_that_stays_for_ever_is_told_of_once(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that waits for it in silence looks as if it hung."""
+    group = Group()
+    paths = [owner_path(GROUP, tp) for tp in (T0, T1)]
+    for path in paths:
+        group.ensemble.put(path, b"g_dead-0")
+    async with group.join("a") as a:
+        with trio.move_on_after(60):
+            await a.assignment()
+            raise AssertionError("both are somebody else's")
+        group.ensemble.put(ids_path(GROUP, "b"), encode_registration(named({"u": 1}), 0), 99)
+        with trio.move_on_after(60):
+            await a.assignment()
+        told = [one.getMessage() for one in caplog.records if one.name == "client.zookeeper"]
+        assert [one.partition(" is ")[0] for one in told] == [
+            f"group 'g': {path}" for path in paths
+        ]
+        assert all("Delete it" in one and "ZooKeeper at zk:2181" in one for one in told)
+        for path in paths:
+            group.ensemble.delete(path)
+        assert (await a.assignment()).partitions == (T0, T1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from client.zookeeper.membership import (
     BACKOFF_MS,
     HAND_OVER_MS,
@@ -142,6 +144,55 @@ def test_what_others_still_have_is_awaited_and_the_rest_is_read() -> None:
     assert complete is not None
     assert (complete.partitions, complete.awaited) == (tuple(T), ())
     assert complete.generation == assignment.generation + 1
+
+
+@pytest.mark.parametrize("data", [b"g_dead-0", b"", b"\xff", b"g_me"])
+def test_an_owners_node_that_stays_for_ever_is_known(data: bytes) -> None:
+    """No session's end takes it away, and its consumer isn't there: somebody has to delete it."""
+    alone = Alone()
+    path = owner_path(GROUP, T[2])
+    alone.machine.expired()
+    alone.ensemble.end_session(alone.registry.session)
+    alone.registry = Registry(alone.ensemble, GROUP, ME)
+    alone.ensemble.put(path, data)
+    alone.do(alone.machine.opened(SESSION_MS, 0))
+
+    (words,) = alone.machine.orphans.values()
+    assert words.startswith(f"{path} is persistent")
+    assert "Delete it" in words
+    assignment = alone.machine.take()
+    assert assignment is not None
+    assert assignment.awaited == (T[2],)
+    alone.ensemble.delete(path)
+    alone.let_pass(BACKOFF_MS)
+    complete = alone.machine.take()
+    assert complete is not None
+    assert complete.partitions == tuple(T)
+    assert not alone.machine.orphans
+
+
+@pytest.mark.parametrize("session", [None, 99])
+def test_an_owners_node_of_a_member_is_awaited_whatever_kind_it_is(session: int | None) -> None:
+    """Some clients make it persistent, and delete it when they hand over."""
+    alone = Alone()
+    alone.joins("g_aa")  # It gets the first half.
+    alone.do(alone.machine.hand_over(0))
+    alone.ensemble.put(owner_path(GROUP, T[0]), b"g_aa-0", session)
+    alone.ensemble.put(owner_path(GROUP, T[2]), b"g_aa-0", session)
+    alone.machine.expired()
+    alone.ensemble.end_session(alone.registry.session)
+    alone.registry = Registry(alone.ensemble, GROUP, ME)
+    alone.do(alone.machine.opened(SESSION_MS, 0))
+    assert not alone.machine.orphans
+
+    # Its member goes, and leaves the node behind.
+    alone.ensemble.delete(ids_path(GROUP, "g_aa"))
+    alone.do(alone.machine.changed(0))
+    assert len(alone.machine.orphans) == (2 if session is None else 0)
+
+    # Another one comes that gets the first half: the rest stays this one's business.
+    alone.joins("g_bb")
+    assert len(alone.machine.orphans) == (1 if session is None else 0)
 
 
 def test_a_member_that_makes_no_sense_counts_for_none() -> None:
