@@ -13,6 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.config import ConfigError, load_settings
 from coordinator.security.tls import Certificates, NoPrincipal, PrincipalRules
+from protocol.acls import user_name_error
+from protocol.codec import REQUEST_CODECS, encode
+from protocol.messages import Acl, ApiKey, CreateAclsRequest
 from tests.fakes.tls import HOST, NOW, NOW_MS, authority, certificate, write_key_store, write_stores
 
 DAY_MS: Final = 86_400_000
@@ -324,6 +327,24 @@ def test_a_certificate_that_names_nobody_is_refused(rules: str, common_name: str
     """Rules that forget somebody must not let him in as nobody in particular."""
     with pytest.raises(NoPrincipal):
         principal(rules, "a.example", common_name=common_name)
+
+
+@pytest.mark.parametrize("character", ["x", "é", "€", "😀"])
+def test_a_name_in_a_certificate_has_as_many_bytes_as_any_other(character: str) -> None:
+    """A name bounded in characters could be four times as long as rules, quotas and users take."""
+    size = len(character.encode())
+    rest = 255 - 4 * 15 * size
+    longest = "RULE:.*CN=(.*?)(,.*)?/$1$1$1$1" + "y" * rest
+    name = character * 15
+
+    found = principal(f"{longest}/", "a.example", common_name=name)
+    assert len(found.encode()) == len("User:") + 255
+    rule = Acl(2, "t", 3, found, "*", 3, 3)
+    request = CreateAclsRequest((rule,))
+    assert REQUEST_CODECS[ApiKey.CREATE_ACLS, 0].decode(encode(request)) == request
+    assert user_name_error(found.removeprefix("User:")) is None
+    with pytest.raises(NoPrincipal, match="longer than 255 bytes of UTF-8"):
+        principal(f"{longest}y/", "a.example", common_name=name)
 
 
 def test_a_certificate_for_every_name_is_nobodys() -> None:

@@ -16,10 +16,13 @@ from protocol.errors import ErrorCode
 from protocol.histogram import TIME_BOUNDS_S, Histogram
 from protocol.messages import (
     ApiKey,
+    GroupFetch,
     ListGroupsRequest,
     OffsetCommitRequest,
+    OffsetFetchRequest,
     PartitionCommit,
     TopicCommit,
+    TopicPartitions,
 )
 from tests.protocol.frames import frame_of
 from tests.server.world import Client, beat, commit, join, world
@@ -107,6 +110,33 @@ async def test_errors_of_parts_count_as_errors_of_the_answer(autojump_clock: Moc
 
         assert sum(telemetry.requests[COMMIT].counts) == 2
         assert telemetry.errors == {(COMMIT, ErrorCode.OFFSET_CONFLICT): 1}
+
+
+@pytest.mark.parametrize("others", [0, 1, 150])
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [("", ErrorCode.INVALID_GROUP_ID), ("elsewhere", ErrorCode.NOT_COORDINATOR)],
+)
+async def test_a_group_that_is_refused_in_a_fetch_counts_whatever_others_it_names(
+    refused: str, error: ErrorCode, others: int, autojump_clock: MockClock
+) -> None:
+    """The others are packed by then, and have no errors; it may come first or last."""
+    async with world() as w:
+        client = w.connect()
+        gone = w.node.shard_of("elsewhere")
+        names = [f"g{n}" for n in range(1_000)]
+        good = [one for one in names if w.node.shard_of(one) is not gone][:others]
+        for group_id in good:
+            await client.ask(commit(group_id=group_id))
+        w.node.unload(gone.partition)
+        for group_ids in ([refused, *good], [*good, refused]):
+            for topics in (None, (TopicPartitions("t", (0,)),)):
+                fetches = tuple(GroupFetch(group_id, topics) for group_id in group_ids)
+                await client.ask(OffsetFetchRequest(fetches, False))
+        telemetry = w.environment.telemetry
+
+        assert telemetry.errors == {(ApiKey.OFFSET_FETCH, error): 4}
+        assert sum(telemetry.requests[ApiKey.OFFSET_FETCH].counts) == 4
 
 
 async def test_an_answer_that_is_too_large_counts_as_that(autojump_clock: MockClock) -> None:

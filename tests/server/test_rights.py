@@ -196,6 +196,26 @@ async def test_what_a_fetch_may_not_is_refused_in_its_place(
         assert told(here, "access.refused")[-1]["why"] == "no right to all of it"
 
 
+@pytest.mark.parametrize("others", [0, 1, 150])
+async def test_a_group_that_somebody_may_not_see_counts_in_a_fetch_whatever_others_it_names(
+    others: int, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """docs/metrics.md says that what somebody may not is counted by its error."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        names = tuple(f"g{n}" for n in range(others))
+        for group_id in names:
+            await admin.ask(commit(1, group_id=group_id))
+        await grant(admin, (Op.DESCRIBE, T.TOPIC), *((Op.DESCRIBE, T.GROUP, n) for n in names))
+        for group_ids in (("secret", *names), (*names, "secret")):
+            for topics in (None, (m.TopicPartitions("t", (0,)),)):
+                fetches = tuple(m.GroupFetch(group_id, topics) for group_id in group_ids)
+                await alice.ask(m.OffsetFetchRequest(fetches, False))
+
+        counted = here.environment.telemetry.errors
+        assert counted[m.ApiKey.OFFSET_FETCH, E.GROUP_AUTHORIZATION_FAILED] == 4
+
+
 MANY: Final = tuple(f"t{n}" for n in range(5_000))
 
 
