@@ -104,6 +104,13 @@ class Settings:
         low=1,
         high=1_000,
     )
+    cluster_nodes: int = _setting(
+        0,
+        "Nodes that the cluster should have: with fewer, cluster status and an alert say so; "
+        "0 = not said.",
+        high=1_000,
+        live=True,
+    )
     cluster_session_timeout_ms: int = _setting(
         6_000,
         "After so long without a word from a node others take over what it leads.",

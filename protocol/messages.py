@@ -2482,6 +2482,8 @@ class DescribedJournal(ResponsePart):
     tail_bytes: I64
     snapshot_entry: I64  # The last one that is in the snapshot.
     snapshot_bytes: I64
+    # Version 1: the cluster was exported, and no node may lead it.
+    is_frozen: Annotated[bool, Since(1)] = False
 
 
 class DescribeJournalsResponse(Response):
@@ -2496,6 +2498,8 @@ class DescribeJournalsResponse(Response):
     state_bytes: I64  # Snapshots and tails of all journals.
     state_bytes_limit: I64
     journals: ResponseArray[DescribedJournal]
+    # Version 1: how many nodes the cluster should have, as this node's settings say; 0: not set.
+    nodes_expected: Annotated[I32, Since(1)] = 0
 
 
 declare(
@@ -2503,9 +2507,9 @@ declare(
     DescribeJournalsRequest,
     DescribeJournalsResponse,
     example=Example(
-        53,
-        "the two journals of a cluster",
-        0,
+        58,
+        "the two journals of a cluster, one of them frozen",
+        1,
         DescribeJournalsRequest(),
         DescribeJournalsResponse(
             0,
@@ -2518,8 +2522,9 @@ declare(
             314_572_800,
             (
                 DescribedJournal(0, 1, 7, STARTED_MS, 90_000, 1_200, 9_417_000, 88_800, 34_000_000),
-                DescribedJournal(1, -1, 3, STARTED_MS, 12, 12, 3_000, 0, 0),
+                DescribedJournal(1, -1, 3, STARTED_MS, 12, 12, 3_000, 0, 0, is_frozen=True),
             ),
+            3,
         ),
         -1,
     ),

@@ -305,7 +305,8 @@ def status(
     node is asked. Otherwise the node --at is asked, and all the others that it knows of: BEHIND is
     how many entries of the log each of them has yet to read.
 
-    Exits 0 if every journal is led and every node is ready, 1 with what is wrong.
+    Exits 0 if every journal is led, every node is ready, and as many are registered as
+    cluster.nodes says, 1 with what is wrong.
     """
     settings = loaded((), toml_path, overrides)
     if is_given("at") or not settings.cluster_zookeeper:
@@ -322,8 +323,7 @@ def _read(visit: Visit, place: Place, settings: Settings) -> Status:
     if cluster_id is None:
         raise ClusterRefused(f"{place} holds no cluster")
     place.check_layout(_layout(settings))
-    journals, limit = settings.cluster_journals, settings.cluster_state_max_bytes
-    return from_zookeeper(visit, cluster_id, journals, limit)
+    return from_zookeeper(visit, cluster_id, settings)
 
 
 @cluster.command(

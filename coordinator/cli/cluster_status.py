@@ -4,7 +4,7 @@ Both come to the same tables. Nodes know how far each of them follows, and ZooKe
 word on who leads; who can reach the one need not reach the other.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -25,6 +25,7 @@ from coordinator.cluster.engine import (
 )
 from coordinator.cluster.errors import ClusterGone, EnsembleUnreachable
 from coordinator.cluster.zookeeper import Visit
+from coordinator.config import Settings
 from protocol import messages as m
 
 
@@ -77,6 +78,7 @@ class Status:
 
     Attributes:
         state_bytes: Of all journals, as they are kept; None where nobody was asked.
+        nodes_expected: How many should be registered (cluster.nodes); None if that isn't set.
         problems: In words; without any, all is well.
     """
 
@@ -85,6 +87,7 @@ class Status:
     journals: list[Journal]
     state_bytes: int | None = None
     state_bytes_limit: int | None = None
+    nodes_expected: int | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -127,7 +130,9 @@ def from_nodes(coordinator: Coordinator) -> Status:
             status.problems.append(f"Node {answer.node_id} has no connection to ZooKeeper.")
     for number, seen in enumerate(mine.journals):
         status.journals.append(_journal_of_nodes(number, seen, answers))
-    _note_problems(status)
+    # A node whose setting was changed last may be any of them.
+    expected = [one.nodes_expected for one in (mine, *answers.values())]
+    _note_problems(status, ready.keys(), max(expected))
     return status
 
 
@@ -152,20 +157,21 @@ def _journal_of_nodes(
         tail_bytes=leading.tail_bytes,
         snapshot_entry=leading.snapshot_entry,
         snapshot_bytes=leading.snapshot_bytes,
+        frozen=leading.is_frozen,
     )
 
 
 # --- as it stands in ZooKeeper -------------------------------------------------------------
 
 
-def from_zookeeper(visit: Visit, cluster_id: str, journals: int, state_bytes_limit: int) -> Status:
-    """Read it; no node is asked.
+def from_zookeeper(visit: Visit, cluster_id: str, settings: Settings) -> Status:
+    """Read it; no node is asked. *settings* are those of the cluster's nodes.
 
     Raises:
         EnsembleUnreachable: Nobody answers.
     """
     sessions: dict[int, int] = {}
-    status = Status(cluster_id, [], [], state_bytes_limit=state_bytes_limit)
+    status = Status(cluster_id, [], [], state_bytes_limit=settings.cluster_state_max_bytes)
     for registration, session in _registered(visit):
         sessions[registration.node] = session
         status.nodes.append(
@@ -177,9 +183,9 @@ def from_zookeeper(visit: Visit, cluster_id: str, journals: int, state_bytes_lim
                 formats=registration.formats,
             )
         )
-    for number in range(journals):
+    for number in range(settings.cluster_journals):
         status.journals.append(_journal_in_zookeeper(visit, number, sessions))
-    _note_problems(status)
+    _note_problems(status, sessions.keys(), settings.cluster_nodes)
     return status
 
 
@@ -225,7 +231,14 @@ def _asked(visit: Visit, request: Request) -> Reply:
 # --- for both ------------------------------------------------------------------------------
 
 
-def _note_problems(status: Status) -> None:
+def _note_problems(status: Status, registered: Collection[int], expected: int) -> None:
+    if expected > 0:
+        status.nodes_expected = expected
+    if len(registered) < expected:
+        nodes = ", ".join(map(str, sorted(registered))) or "none"
+        status.problems.append(
+            f"Only {len(registered)} of {expected} nodes (cluster.nodes) are registered: {nodes}."
+        )
     status.problems += [
         f"Node {node.node} is not ready: it doesn't follow every journal."
         for node in status.nodes

@@ -67,11 +67,13 @@ from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, Prot
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import GROUP_ID_BYTES_MAX, name_error
 from protocol.messages import (
+    APIS,
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
     Request,
     Response,
+    api_of,
     first_error,
 )
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
@@ -464,6 +466,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._unsaid = b""  # What tells who asks.
         self._may_speak_tls = False  # We don't, and nothing has come yet.
+        self._newest: dict[int, int] = {}  # By API, the version that the node answers.
         self._protocol = ClientConnection()
 
     def exchange(self, requests: Sequence[Request]) -> list[Response | AskFailed]:
@@ -529,7 +532,7 @@ class Link:
         data = b""
         for number, request in enumerate(requests, 1):
             try:
-                wanted, frame = self._protocol.send(request)
+                wanted, frame = self._protocol.send(request, self._version(request))
             except LocalProtocolError as exc:
                 sent.append(AskFailed(str(exc)))
             else:
@@ -538,6 +541,11 @@ class Link:
             if len(data) >= _BYTES_AT_ONCE or number == len(requests):
                 yield from self._answered(data, sent)
                 data, sent = b"", []
+
+    def _version(self, request: Request) -> int:
+        """Return the newest version that both sides know; a node may be of an older release."""
+        key = api_of(request)
+        return min(APIS[key].max_version, self._newest.get(key, APIS[key].max_version))
 
     def _answered(
         self, data: bytes, sent: Sequence[int | AskFailed]
@@ -607,6 +615,7 @@ class Link:
                 found[event.correlation_id] = event.response
                 if isinstance(event.response, ApiVersionsResponse):
                     self.node_id = event.response.node_id
+                    self._newest = {one.api_key: one.max_version for one in event.response.apis}
         return found
 
     def close(self) -> None:

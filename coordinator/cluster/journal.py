@@ -306,6 +306,11 @@ class ReplicatedJournal:
         return self._role in _SERVES
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether an export has frozen it, as far as this node has seen: no node may lead it."""
+        return self.leader is not None and self.leader.is_frozen
+
+    @property
     def is_ready(self) -> bool:
         """Whether it may be led from here at once: what this node holds is what the log says."""
         return self.is_following and self.is_settled

@@ -480,7 +480,7 @@ class ClusterNode:
         leaders = {
             journal.number: self._live_leader(journal.leader)
             for journal in self.journals
-            if journal.leader is None or not journal.leader.is_frozen
+            if not journal.is_frozen
         }
         moved = {j.number for j in self.journals if j.leader is not None and j.leader.is_moved}
         me = self._me.node

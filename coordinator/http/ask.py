@@ -31,7 +31,7 @@ _NEAR_MAX: Final = 100
 
 
 class _Waiting(Generic[T]):
-    """The token of one look; *elsewhere* says, if it does, which other node can tell."""
+    """The token of one look; *elsewhere* names the node that can tell, or why none can, or ""."""
 
     __slots__ = ("_done", "_elsewhere", "error", "seen")
 
@@ -121,11 +121,13 @@ class Asker:
         return await waiting.wait()
 
     def _elsewhere(self, shard: ShardRunner[Any]) -> str:
+        reason = self._coordination.why_unled(shard.partition)
         if shard.status is not Status.FOLLOWING:
-            return ""
+            return reason
         leader = self._coordination.leader_of(shard.partition)
         if leader is None:
-            return "no node leads its partition of the offsets log at the moment"
+            no_leader = "no node leads its partition of the offsets log at the moment"
+            return f"{no_leader}: {reason}" if reason else no_leader
         return f"node {leader.node_id}, at {address_of(leader.endpoints)}, shows it"
 
     async def no_group(self, group_id: str, viewer: Viewer) -> Refused:

@@ -325,8 +325,19 @@ PROCESS_FAMILIES: Final = (
     _gauge("group_coordinator_disk_size_bytes", "Size of the disk."),
     _gauge("group_coordinator_disk_reserve_bytes", "Below it new offsets are refused."),
     _gauge("group_coordinator_journals", "Logs that the nodes of the cluster share."),
-    _gauge("group_coordinator_journals_led", "Those that this node leads."),
-    _gauge("group_coordinator_cluster_nodes", "Nodes that are registered, as this one sees it."),
+    _gauge("group_coordinator_journals_led", "Those that this node leads; 0 without ZooKeeper."),
+    _gauge(
+        "group_coordinator_journals_without_leader",
+        "Those of which this node knows no leader; all without ZooKeeper, none of a frozen one.",
+    ),
+    _gauge("group_coordinator_journals_frozen", "Those that an export has frozen."),
+    _gauge(
+        "group_coordinator_cluster_nodes",
+        "Nodes that are registered, as this one sees it; 0 without ZooKeeper.",
+    ),
+    _gauge(
+        "group_coordinator_cluster_nodes_expected", "cluster.nodes as this node has it; 0: not set."
+    ),
     _counter(
         "group_coordinator_log_lines_dropped_total",
         "Lines of the daemon's own log that nobody read in time.",

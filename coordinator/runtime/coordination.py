@@ -48,6 +48,9 @@ class Coordination(Protocol):
         None, too, while the node can't know: who asks another one may be told.
         """
 
+    def why_unled(self, offsets_partition: int) -> str:
+        """Return in words why no leader of a partition is known; "" if nothing is known of it."""
+
     def nodes(self) -> Sequence[Peer]:
         """Return the nodes that are there, this one among them, by id."""
 
@@ -76,6 +79,10 @@ class EmbeddedCoordination:
     def leader_of(self, _offsets_partition: int) -> Leader | None:
         """Return this node."""
         return self._leader
+
+    def why_unled(self, _offsets_partition: int) -> str:
+        """Return nothing: this node leads everything."""
+        return ""
 
     def nodes(self) -> Sequence[Peer]:
         """Return this node."""

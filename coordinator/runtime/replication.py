@@ -59,6 +59,8 @@ REST_AFTER_S: Final = 0.2
 
 _IS_FULL: Final = "the logs have reached cluster.state.max.bytes: new offsets are refused"
 _IS_SLOW: Final = "what is to be written does not reach the logs: new offsets are refused"
+_NO_CONNECTION: Final = "this node has no connection to ZooKeeper"
+_IS_FROZEN: Final = "the cluster was exported, and is frozen until `cluster thaw`"
 _IS_AWAY: Final = (
     "ZooKeeper can't be reached, or still waits for the end of this node's former session: nothing "
     "is decided here, and others may lead what this node led"
@@ -155,6 +157,7 @@ class Replication:
         is_exhausted: Whether generations and assignments are to be refused, too.
         alarm_bytes: With so much to be written, look again at once.
         state_max_bytes: So much all logs together may come to, as they are kept.
+        nodes_expected: How many nodes the cluster should have; 0 if that isn't set.
         machine: Decides.
         find: Finds the cluster, before anything is asked of `engine`; sets ``cluster_id``.
         compact: See `Snapshotter.submit`; likewise ``stop``.
@@ -169,6 +172,7 @@ class Replication:
         num_partitions: int,
         state_max_bytes: int,
         snapshots: Snapshots,
+        nodes_expected: int = 0,
     ) -> None:
         """Make it; `engine` is set, and its events reach `told`, before `run`."""
         self.machine = machine
@@ -178,6 +182,7 @@ class Replication:
         self.cluster_id = cluster_id
         self.num_partitions = num_partitions
         self.state_max_bytes = state_max_bytes
+        self.nodes_expected = nodes_expected
         self.refuses = self.is_exhausted = False
         self.alarm_bytes = UNWRITTEN_BYTES_MAX // 2
         self.clock_s = environment.clock_s
@@ -214,8 +219,11 @@ class Replication:
             log_bytes_limit=lambda: self.state_max_bytes,
             log_unflushed_bytes=lambda: sum(log.open_bytes for log in self.logs),
             journals=lambda: len(machine.journals),
-            journals_led=lambda: sum(journal.is_leading for journal in machine.journals),
-            cluster_nodes=lambda: len(machine.nodes),
+            journals_led=lambda: sum(journal.is_led for journal in self._of_journal),
+            journals_without_leader=lambda: sum(map(self._has_no_leader, machine.journals)),
+            journals_frozen=lambda: sum(journal.is_frozen for journal in machine.journals),
+            cluster_nodes=lambda: len(machine.nodes) if machine.is_connected else 0,
+            cluster_nodes_expected=lambda: self.nodes_expected,
         )
 
     # --- for the server -----------------------------------------------------------------
@@ -227,6 +235,17 @@ class Replication:
             return None
         leader, registration = found
         return Leader(leader.node, registration.addresses, leader.epoch)
+
+    def why_unled(self, offsets_partition: int) -> str:
+        """Return why a partition has no leader, "" if that isn't known; see `Coordination`."""
+        if not self.machine.is_connected:
+            return _NO_CONNECTION
+        return _IS_FROZEN if self.machine.journal_of(offsets_partition).is_frozen else ""
+
+    def _has_no_leader(self, journal: ReplicatedJournal) -> bool:
+        """Say whether this node can name none, though the journal should have one."""
+        is_known = self.machine.is_connected and self.machine.leading_node(journal) >= 0
+        return not (is_known or journal.is_frozen)
 
     def nodes(self) -> Sequence[Peer]:
         """Return the registered nodes, as far as this one has seen; see `Coordination`."""
@@ -264,6 +283,7 @@ class Replication:
             self._state_bytes,
             self.state_max_bytes,
             tuple(map(self._described, self.machine.journals)),
+            self.nodes_expected,
         )
 
     def _described(self, journal: ReplicatedJournal) -> m.DescribedJournal:
@@ -278,6 +298,7 @@ class Replication:
             tail_bytes,
             journal.snapshot.index,
             journal.snapshot.size_bytes,
+            journal.is_frozen,
         )
 
     # --- the engine ---------------------------------------------------------------------
@@ -532,6 +553,11 @@ class _Journal:
         # `Leads` may come in the same step: then the shards follow first, and lead in their turn.
         is_replayed = not any(isinstance(effect, e.Followed) for effect in self._queue)
         return self._journal.is_following and is_replayed
+
+    @property
+    def is_led(self) -> bool:
+        """Whether this node leads it, and reaches what keeps it."""
+        return self._journal.is_leading and not self._is_paused
 
     def follow(self) -> None:
         """Let the shards follow."""

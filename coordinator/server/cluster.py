@@ -105,6 +105,7 @@ class ClusterLogs:
                 tail_bytes=settings.cluster_snapshot_bytes,
                 tail_entries=settings.cluster_snapshot_entries,
             ),
+            nodes_expected=settings.cluster_nodes,
         )
         self._environment = environment
         self.store.find = self._found
@@ -130,8 +131,9 @@ class ClusterLogs:
         self._take_secret = take
 
     def apply(self, settings: Settings) -> None:
-        """Let the logs become so large from now on."""
+        """Let the logs become so large, and expect so many nodes, from now on."""
         self.store.state_max_bytes = settings.cluster_state_max_bytes
+        self.store.nodes_expected = settings.cluster_nodes
 
     def close(self, *, clean: bool) -> None:
         """Do nothing: what is acknowledged is in ZooKeeper."""

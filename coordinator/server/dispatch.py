@@ -51,7 +51,7 @@ _TOPIC_LOOKS: Final = 10
 _ITEM_BYTES: Final = 24
 
 _STARTING: Final = Status.STARTING
-_IS_STARTING: Final = "this node starts: it has yet to find its cluster, and to read what is in it"
+_IS_STARTING: Final = "this node starts, and has yet to find its cluster and to read what is in it"
 
 _E = ErrorCode
 _Refusal = tuple[ErrorCode, str]
@@ -135,7 +135,8 @@ class Dispatcher:
         """Decide *call*; its answer may come at once or later."""
         request: Any = call.request
         if self._registry.status is _STARTING and type(request) is not m.ApiVersionsRequest:
-            _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, _IS_STARTING)
+            reason = self._coordination.why_unled(NODE_PARTITION)
+            _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, _because(_IS_STARTING, reason))
             return
         special = self._special.get(type(request))
         if special is not None:
@@ -267,7 +268,7 @@ class Dispatcher:
             what = (
                 "the journal of topics and users" if is_node else f"offsets partition {partition}"
             )
-            message = f"{what} has no leader"
+            message = _because(f"{what} has no leader", self._coordination.why_unled(partition))
             return find_coordinator_error(key, _E.COORDINATOR_NOT_AVAILABLE, message)
         node_id, endpoints, epoch = leader
         # By another listener he may not get in, or not by what he knows.
@@ -833,9 +834,16 @@ def _least_bytes(value: Any, enough_bytes: int) -> int:
     return total
 
 
+def _because(what: str, reason: str) -> str:
+    return f"{what}: {reason}" if reason else what
+
+
 def _refuse(call: Call, error: ErrorCode, message: str) -> None:
     """Answer *call* with *error*, in words where the answer's shape has room for them."""
     response: Any = error_response(call.request, error)
     if "message" in response.__struct_fields__:
         response = structs.replace(response, message=message)
+    elif isinstance(response, m.FindCoordinatorResponse):
+        found = [structs.replace(one, message=message) for one in response.coordinators]
+        response = m.FindCoordinatorResponse(tuple(found))
     call.resolve(response, -1)

@@ -95,6 +95,52 @@ def test_what_is_wrong_is_told_in_words() -> None:
     ]
 
 
+def expecting(answer: Any, nodes: int) -> Any:
+    """Return what a node says that has so many in cluster.nodes."""
+    return structs.replace(answer, nodes_expected=nodes)
+
+
+@pytest.mark.parametrize(
+    ("expected", "problems"),
+    [
+        ((0, 0), []),
+        ((2, 2), []),
+        ((3, 3), ["Only 2 of 3 nodes (cluster.nodes) are registered: 1, 2."]),
+        ((0, 3), ["Only 2 of 3 nodes (cluster.nodes) are registered: 1, 2."]),
+    ],
+)
+def test_a_missing_node_is_told_where_a_node_knows_how_many_there_should_be(
+    expected: tuple[int, int], problems: list[str]
+) -> None:
+    """The cluster goes on without it, and the next loss may be one too many."""
+    there = structs.replace(NODES, nodes=NODES.nodes[:2])
+    first, second = (expecting(journals(90, 40), number) for number in expected)
+    seen = status({1: first, 2: second}, there)
+
+    assert (seen.problems, seen.nodes_expected) == (problems, max(expected) or None)
+
+
+def test_a_node_that_answers_and_is_not_registered_is_missing() -> None:
+    """A node that is cut off from ZooKeeper takes nothing over."""
+    there = structs.replace(NODES, nodes=NODES.nodes[:2])
+    cut_off = structs.replace(expecting(journals(90, 40), 3), is_connected=False)
+    seen = status(
+        {1: expecting(journals(90, 40), 3), 2: expecting(journals(9, 4), 3), 3: cut_off}, there
+    )
+
+    assert "Only 2 of 3 nodes (cluster.nodes) are registered: 1, 2." in seen.problems
+
+
+def test_a_frozen_cluster_is_told_as_one_by_its_nodes() -> None:
+    """That no node leads is what the export wanted, and no outage."""
+    answer = journals(90, 40, leaders=(-1, -1))
+    frozen = tuple(structs.replace(one, is_frozen=True) for one in answer.journals)
+    seen = status({1: structs.replace(answer, journals=frozen)})
+
+    assert seen.problems == ["Frozen, as the cluster was exported: journal 0, 1."]
+    assert [one.frozen for one in seen.journals] == [True, True]
+
+
 def test_a_full_cluster_is_told() -> None:
     """Commits are refused, and nothing else looks wrong."""
     full = structs.replace(journals(1, 1), state_bytes=10_000)

@@ -85,7 +85,10 @@ async def test_what_an_idle_daemon_knows_of_itself_is_there(
     # is the first scrape.
     assert without <= {
         "group_coordinator_cluster_nodes",
+        "group_coordinator_cluster_nodes_expected",
         "group_coordinator_journals",
+        "group_coordinator_journals_frozen",
+        "group_coordinator_journals_without_leader",
         "group_coordinator_journals_led",
         "group_coordinator_certificate_left_seconds",
         "group_coordinator_tls_handshakes",

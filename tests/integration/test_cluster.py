@@ -21,7 +21,7 @@ from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED
 from protocol.errors import ErrorCode
 from protocol.messages import DescribeJournalsRequest, DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
-from tests.integration.daemon import Connection, Daemon, daemon, until
+from tests.integration.daemon import Connection, Daemon, daemon, run_cli, until
 from tests.integration.ensemble import DataCopy, Wire, guarded_server, wires
 from tests.integration.test_http import http_port
 from tests.server.world import commit
@@ -238,9 +238,8 @@ def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
         until(lambda: len(nodes.events("journal.led")) >= JOURNALS, "leaders")
         assert len(nodes.events("log.created")) == 1
         assert min(one["leader_epoch"] for one in nodes.events("journal.led")) >= minutes
-        texts = [get(daemon, "/metrics")[1] for daemon in nodes.running.values()]
-        led = [re.search(r"^group_coordinator_journals_led (\S+)$", t, re.MULTILINE) for t in texts]
-        assert sum(float(one[1]) for one in led if one) == JOURNALS
+        assert total(nodes, "group_coordinator_journals_led") == JOURNALS
+        assert total(nodes, "group_coordinator_journals_without_leader") == 0
         assert [get(daemon, "/readyz")[0] for daemon in nodes.running.values()] == [200, 200]
         assert json.loads(get(nodes.running[1], "/api/v1/node")[1])["disk"] is None
         assert [line["names"] for line in nodes.events("settings.unused")] == [
@@ -252,10 +251,53 @@ def test_what_a_node_says_of_itself(zookeeper: Ensemble) -> None:
             until(lambda: get(nodes.running[1], "/readyz")[0] == 503, "news")
             checks = json.loads(get(nodes.running[1], "/readyz")[1])["checks"]
             assert [check["part"] for check in checks if not check["ok"]] == ["zookeeper"]
+            until(lambda: total(nodes, "group_coordinator_journals_led") == 0, "nothing led")
+            assert total(nodes, "group_coordinator_journals_without_leader") == 2 * JOURNALS
+            listed = run_cli("groups", "list", "--timeout", "1", "--at", nodes.addresses[0])
+            assert (1, "") == (listed.returncode, listed.stdout)
+            assert "this node has no connection to ZooKeeper" in listed.stderr
         finally:
             for server in zookeeper.servers:
                 server.thaw()
         until(lambda: get(nodes.running[1], "/readyz")[0] == 200, "its end")
+
+
+def total(nodes: Nodes, name: str) -> float:
+    """Return a metric of all nodes, added up."""
+    texts = [get(daemon, "/metrics")[1] for daemon in nodes.running.values()]
+    found = [re.search(rf"^{name} (\S+)$", text, re.MULTILINE) for text in texts]
+    assert None not in found
+    return sum(float(one[1]) for one in found if one)
+
+
+def test_a_missing_node_is_told_until_it_is_there_or_no_longer_expected(
+    zookeeper: Ensemble, tmp_path: Path
+) -> None:
+    """ZooKeeper forgets a node with its session; only a setting says how many there should be."""
+    where = f"cluster.zookeeper={zookeeper.hosts}/cluster/{next(_numbers)}"
+    config = tmp_path / "settings.toml"
+    config.write_text('"cluster.nodes" = 2\n', encoding="ascii")
+    missing = "Only 1 of 2 nodes (cluster.nodes) are registered: 1.\n"
+
+    def status(*options: str) -> tuple[int, str]:
+        shown = run_cli("cluster", "status", *options)
+        return shown.returncode, shown.stderr
+
+    settings = (where, "cluster.create=true", SESSION)
+    with daemon(None, *settings, options=("--config", str(config))) as first:
+        at = ("--at", f"127.0.0.1:{first.ready().port}")
+        until(lambda: len(first.events("journal.led")) == JOURNALS, "leaders")
+        assert status(*at) == (1, missing)
+        assert status("--set", where, "--set", "cluster.nodes=2") == (1, missing)
+        with daemon(None, *settings, "node.id=2") as second:
+            second.ready()
+            until(lambda: status(*at) == (0, ""), "a whole cluster", pause_s=0.5)
+            assert second.stop() == 0
+        until(lambda: status(*at) == (1, missing), "news of a missing node", pause_s=0.5)
+        config.write_text('"cluster.nodes" = 1\n', encoding="ascii")
+        first.process.send_signal(signal.SIGHUP)
+        assert first.wait_for("settings.reloaded")["changed"] == ["cluster.nodes"]
+        assert status(*at) == (0, "")
 
 
 def get(daemon: Daemon, path: str) -> tuple[int, str]:

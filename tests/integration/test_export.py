@@ -75,6 +75,14 @@ async def test_groups_move_from_a_cluster_into_a_folder_and_back(
         assert "nobody leads it any more" in done.stdout
         frozen = await run(run_cli, "cluster", "status", *options(where))
         assert frozen.stdout.count("frozen") == 3
+        at = ("--at", nodes.addresses[0])
+        told = await run(run_cli, "cluster", "status", *at)
+        assert (1, "Frozen, as the cluster was exported: journal 0, 1, 2.\n") == (
+            told.returncode,
+            told.stderr,
+        )
+        listed = await run(run_cli, "groups", "list", "--timeout", "1", *at)
+        assert (1, True) == (listed.returncode, "frozen until `cluster thaw`" in listed.stderr)
     with daemon(folder, "offsets.topic.num.partitions=7") as alone:
         state = state_of(alone.ready())
     check(state, working)

@@ -264,6 +264,29 @@ _MORE: Final = (
         ),
     ),
     Example(
+        53,
+        "the two journals of a cluster",
+        0,
+        m.DescribeJournalsRequest(),
+        m.DescribeJournalsResponse(
+            0,
+            None,
+            1,
+            True,
+            1,
+            1,
+            43_420_000,
+            314_572_800,
+            (
+                m.DescribedJournal(
+                    0, 1, 7, STARTED_MS, 90_000, 1_200, 9_417_000, 88_800, 34_000_000
+                ),
+                m.DescribedJournal(1, -1, 3, STARTED_MS, 12, 12, 3_000, 0, 0),
+            ),
+        ),
+        -1,
+    ),
+    Example(
         41,
         "how far behind are all groups",
         0,

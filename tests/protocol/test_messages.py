@@ -220,7 +220,7 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.DescribeClusterRequest(), (CODE, "", ())),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
     (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),
-    (m.DescribeJournalsRequest(), (CODE, None, -1, False, -1, -1, -1, -1, ())),
+    (m.DescribeJournalsRequest(), (CODE, None, -1, False, -1, -1, -1, -1, (), -1)),
     (m.MoveJournalRequest(0, 1), (CODE, None)),
     (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), (CODE, None, ())),
     (m.CreateAclsRequest(()), (CODE, ())),
