@@ -21,9 +21,13 @@ from typing import Any, Final, NamedTuple
 from msgspec import structs
 
 from coordinator.group.acls import Rules
+from coordinator.group.member import CONSUMER
+from coordinator.names import quoted
 from protocol import messages as m
 from protocol.acls import ANONYMOUS, CLUSTER, Operation, ResourceType
+from protocol.consumer import subscribed_topics
 from protocol.errors import ErrorCode
+from protocol.fields import TOPIC_BYTES_MAX
 from protocol.messages import error_response
 
 # Resources of each type that one `Access` keeps; then it begins anew.
@@ -335,6 +339,28 @@ def _commit(access: Access, request: m.OffsetCommitRequest) -> Verdict | None:
     return at_once(_reads_group_and_topics(access, request))
 
 
+def _join(access: Access, request: m.JoinGroupRequest) -> Steps:
+    """READ with the group, and with each topic that a consumer subscribes to."""
+    if not access.groups[request.group_id] & _READ:
+        return _refused(request, ResourceType.GROUP)
+    if request.protocol_type != CONSUMER:
+        return None
+    for metadata in dict.fromkeys(protocol.metadata for protocol in request.protocols):
+        topics = subscribed_topics(metadata) or ()
+        for at in range(0, len(topics), _PARTS_AT_ONCE):
+            yield
+            for name in topics[at : at + _PARTS_AT_ONCE]:
+                # No topic has a longer name, and masks of such names would fill memory.
+                if len(name) <= TOPIC_BYTES_MAX and not access.topics[name] & _READ:
+                    return _no_join(request, name)
+    return None
+
+
+def _no_join(request: m.JoinGroupRequest, topic: str) -> Verdict:
+    text = f"no right to READ topic {quoted(topic)}"
+    return Verdict(None, lambda _: m.join_error(_TOPIC_REFUSED, request.member_id, text))
+
+
 def _alter_offsets(access: Access, request: m.AlterOffsetsRequest) -> Steps:
     """As a commit; and ALTER for what a commit can't do: take members out."""
     operation = Operation.ALTER if request.remove_owners else Operation.READ
@@ -498,6 +524,7 @@ _reads_group: Final = _group(Operation.READ)
 # Of the requests that may name 10,000 groups or topics: to judge these takes a tenth of a second.
 IN_SLICES: Final[Mapping[type[m.Request], Judging]] = {
     m.FindCoordinatorRequest: _find_coordinator,
+    m.JoinGroupRequest: _join,
     m.OffsetCommitRequest: _reads_group_and_topics,
     m.OffsetFetchRequest: _fetches,
     m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
@@ -520,7 +547,6 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     **{kind: _few(judging) for kind, judging in IN_SLICES.items()},
     m.ApiVersionsRequest: _nothing,
     m.DescribeClusterRequest: _nothing,  # As FindCoordinator tells everybody where nodes are.
-    m.JoinGroupRequest: _reads_group,
     m.SyncGroupRequest: _reads_group,
     m.HeartbeatRequest: _reads_group,
     # These two are about the caller's own members, such as a driver's reader. For another's the

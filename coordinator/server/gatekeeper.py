@@ -601,6 +601,7 @@ class Gate:
     ) -> None:
         error = 0 if answer is None else first_error(answer)
         why = "no right to all of it" if answer is None else "no right to it"
+        why = getattr(answer, "message", None) or why
         self._tell("access.refused", request, caller, now, error=error or None, why=why)
 
     def _tell_anothers(

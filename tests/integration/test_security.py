@@ -79,6 +79,15 @@ def test_a_user_comes_in_by_rules_and_is_cut_off(tmp_path: Path) -> None:
             rule = ("acls", "add", "User:alice", "read", "--group", "etl", "--topic", "orders")
             assert run(port, root, *rule, "--yes")[0] == 0
             driver.commit("etl", offsets)
+            roots = config | {"sasl.username": "root", "sasl.password": ROOTS}
+            with (
+                connect_blocking(f"127.0.0.1:{port}", security=roots) as other,
+                other.join("etl", ["orders"], {"orders": 1}) as leader,
+                driver.join("etl", ["payments"], {"payments": 1}) as member,
+            ):
+                leader.assignment(timeout_s=60)
+                with pytest.raises(client.NotAuthorized, match="no right to READ topic 'payments'"):
+                    member.assignment(timeout_s=60)
             assert run(port, alice, "acls", "list")[0] == 1
             assert run(port, root, "users", "remove", "alice", "--yes")[0] == 0
             with pytest.raises(client.AuthenticationFailed):

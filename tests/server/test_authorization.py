@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import pytest
+from hypothesis import given, strategies as st
 from msgspec import Raw, structs
 
 from coordinator.group.acls import Rule, RuleAdded, RuleRemoved, Rules
@@ -17,6 +18,7 @@ from coordinator.server.authorization import (
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
 from protocol.codec import encode
+from protocol.consumer import Subscription, encode_subscription
 from protocol.messages import APIS
 
 ALICE: Final = "User:alice"
@@ -29,7 +31,7 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.ApiVersionsRequest: (),
     m.FindCoordinatorRequest: ((Op.DESCRIBE, G),),  # Of groups: see below.
     m.DescribeClusterRequest: (),
-    m.JoinGroupRequest: ((Op.READ, G),),
+    m.JoinGroupRequest: ((Op.READ, G), (Op.READ, TP)),
     m.SyncGroupRequest: ((Op.READ, G),),
     m.HeartbeatRequest: ((Op.READ, G),),
     m.LeaveGroupRequest: ((Op.READ, G),),
@@ -300,6 +302,16 @@ def test_a_long_answer_is_not_looked_through_again() -> None:
 
 MANY: Final = tuple(f"t{n}" for n in range(1_000))
 LONG: Final = (
+    m.JoinGroupRequest(
+        "etl",
+        10_000,
+        60_000,
+        "",
+        None,
+        "consumer",
+        (m.JoinProtocol("range", encode_subscription(Subscription(MANY))),),
+        None,
+    ),
     m.FindCoordinatorRequest(0, MANY),
     m.OffsetCommitRequest(
         "etl",
@@ -358,6 +370,45 @@ def test_many_names_are_judged_a_few_at_a_time(
 
     assert len(looks) - before <= 55
     assert set(MANY) <= set(looks) or not is_allowed
+
+
+NAMES: Final = st.sampled_from(["a", "b", "c", "d", "x" * 250])
+
+
+@given(
+    subscribed=st.lists(st.lists(NAMES, max_size=4), min_size=1, max_size=3),
+    readable=st.sets(NAMES),
+    protocol_type=st.sampled_from(["consumer", "connect"]),
+    has_group=st.booleans(),
+    tail=st.binary(max_size=3),
+)
+def test_a_consumer_joins_if_it_may_read_each_topic_that_it_subscribes_to(
+    subscribed: list[list[str]],
+    readable: set[str],
+    protocol_type: str,
+    has_group: bool,
+    tail: bytes,
+) -> None:
+    """Whatever it offers; a name that is too long for a topic is nobody's."""
+    rules = [rule(Op.READ, T.TOPIC, name) for name in readable]
+    rules += [rule(Op.READ, T.GROUP, "etl")] if has_group else []
+    offered = tuple(
+        m.JoinProtocol(f"p{n}", encode_subscription(Subscription(tuple(topics))) + tail)
+        for n, topics in enumerate(subscribed)
+    )
+    request = m.JoinGroupRequest("etl", 10_000, 60_000, "m", None, protocol_type, offered, None)
+    verdict = verdict_of(access(*rules), request)
+    named = {name for topics in subscribed for name in topics if len(name) < 250}
+    missing = named - readable if protocol_type == "consumer" else set()
+    answer: Any = None if verdict is None else verdict.complete(None)
+
+    if not has_group:
+        assert answer == m.join_error(30, "m")
+    elif missing:
+        assert (answer.error, answer.member_id) == (29, "m")
+        assert answer.message in {f"no right to READ topic '{name}'" for name in missing}
+    else:
+        assert verdict is None
 
 
 def test_a_topic_that_somebody_registers_meanwhile_is_not_altered_without_a_right() -> None:

@@ -489,7 +489,7 @@ async def test_who_joins_with_a_pattern_is_judged_when_it_is_matched(
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
         await admin.ask(registration(1, *MANY))
-        await grant(admin, (Op.READ, T.GROUP), (Op.DESCRIBE, T.TOPIC))
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
         mine = structs.replace(join(), group_instance_id="one")
         waiting = alice.send(structs.replace(mine, topic_pattern="(?:[a-z0-9]?.?){20}b"))
         if is_denied:
@@ -652,13 +652,35 @@ async def test_what_is_only_shown_less_of_is_no_refusal(
         assert told(here, "access.refused") == []
 
 
+async def test_a_member_that_may_not_read_its_only_topic_is_refused_beside_others(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The leader knows nothing of its rights and would give it nothing, without a word."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.DESCRIBE, T.TOPIC))
+        leader = await admin.join_alone()
+        group = here.node.shard_of("g").core.groups["g"]
+        refused: Any = await alice.ask(join())
+        line = told(here, "access.refused")[-1]
+
+        assert (refused.error, refused.message) == (29, "no right to READ topic 't'")
+        assert (line["api"], line["what"], line["error"]) == ("JoinGroup", "group_id: g", 29)
+        assert line["why"] == "no right to READ topic 't'"
+        assert (list(group.members), list(group.pending)) == ([leader], [])
+        assert await admin.error(beat(leader)) == 0
+
+        await grant(admin, (Op.READ, T.TOPIC, "t"))
+        assert await alice.member_id()
+
+
 async def test_who_leaves_takes_nobody_along_but_his_own(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An operator may take out anybody, by ALTER; to others a member that isn't theirs is none."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP))
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
         theirs, own = await admin.join_alone(), await alice.member_id("g")
         leaving = [m.LeavingMember(name, None, "done") for name in (theirs, own)]
 
@@ -742,7 +764,7 @@ async def test_who_drains_takes_nothing_from_anybody_but_himself(
     """A client id is anybody's to choose; by ALTER an operator drains all that have it."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP))
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
         await admin.join_alone()
         members = here.node.shard_of("g").core.groups["g"].members
         (theirs,) = members.values()
@@ -772,7 +794,7 @@ async def test_of_many_who_leave_each_is_judged_as_his_turn_comes(
     """An instance may be somebody else's by then, and stays in the group."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP))
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
         await alice.member_id()
         shard = here.node.shard_of("g")
         handle, decided = shard.handle, 0
@@ -803,7 +825,7 @@ async def test_an_instance_id_alone_does_not_take_over_a_member(
     """Whoever joins by it, without a member id, would else get its partitions."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP))
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC))
         sent = admin.send(structs.replace(join(), group_instance_id="one"))
         await trio.sleep(3.1)
         member_id = (await admin.answer(sent)).response.member_id  # type: ignore[attr-defined]  # a JoinGroup's
@@ -816,7 +838,7 @@ async def test_a_denial_is_in_force_at_once(tmp_path: Path, autojump_clock: Mock
     """Also for who is connected, and in the middle of a group's life."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP, "g"))
+        await grant(admin, (Op.READ, T.GROUP, "g"), (Op.READ, T.TOPIC))
         member_id = await alice.join_alone()
         everything = m.AclFilter(*(1, None, 1, None, None, 1, 1))
         answer: Any = await admin.ask(m.DeleteAclsRequest((everything,)))
@@ -930,7 +952,7 @@ async def test_who_takes_out_anothers_member_is_told(
     """Whoever leaves himself is told by what the group says."""
     async with guarded(tmp_path) as here:
         admin, alice = await both(here)
-        await grant(admin, (Op.READ, T.GROUP), (Op.ALTER, T.GROUP))
+        await grant(admin, (Op.READ, T.GROUP), (Op.ALTER, T.GROUP), (Op.READ, T.TOPIC))
         before = len(told(here, "access.used"))
         own = await alice.join_alone()
         (member,) = here.node.shard_of("g").core.groups["g"].members.values()
