@@ -1,17 +1,23 @@
 """The faults of checkpoints and logs, with real Spark: see tests/spark/fault_support.py."""
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from client.spark import FolderLogWriter, drain_and_stop
 from tests.integration.fault_support import Scene
 from tests.integration.kafka_support import Broker
 from tests.integration.spark_support import (
+    DEADLINE_S,
     SCHEMA,
     SESSION_TIMEOUT_MS,
     TOPIC,
@@ -304,11 +310,29 @@ def test_while_a_log_blocks_its_reader_stays_in_the_group_and_hands_over(
     assert "events-1: bounds() has not answered for" in failure
 
 
+def take_back(error: str) -> None:
+    """Run the command in an error, if anything was committed."""
+    command = re.search(r"group-coordinator groups reset-offsets .*\)", error)
+    if command is None:
+        assert "Nothing of this run is committed" in error
+        return
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-c", f"{command[0]} --yes"],
+        env={**os.environ, "PATH": path},
+        timeout=DEADLINE_S,
+        check=True,
+    )
+
+
 @pytest.mark.nightly
 def test_a_stateful_query_ends_with_an_error(
     spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
 ) -> None:
-    """Else it would be wrong after a rebalance; with the option it goes on."""
+    """Else it would be wrong after a rebalance; with the option it goes on.
+
+    What was committed before is taken back by the command that the error names.
+    """
     feeder.feed(5)
     for name, given in (("fails", {}), ("warns", {"onStateful": "warn"})):
         query = (
@@ -319,8 +343,13 @@ def test_a_stateful_query_ends_with_an_error(
             .start()
         )
         if name == "fails":
-            with pytest.raises(Exception, match=r"is stateful \(dedupe\) and reads a coordinated"):
+            match = r"is stateful \(dedupe\) and reads a coordinated"
+            with pytest.raises(StreamingQueryException, match=match) as raised:
                 query.awaitTermination(60)
+            with group_of(coordinator, name) as group:
+                wait_until("the reader left", lambda: group.state() in ("empty", "dead"))
+                take_back(str(raised.value))
+                assert set(group.offsets().values()) <= {0}
         else:
             with group_of(coordinator, name) as group:
                 wait_until("many rows", lambda: min(group.offsets().values(), default=0) > 50)

@@ -91,6 +91,30 @@ def test_available_now_reads_all_rows_and_commits_them(
     assert not again.repeated
 
 
+def test_a_run_of_one_batch_is_refused_before_it_writes(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Each run would write the same rows; the first line says what to use."""
+    feeder.append(5)
+    sink = tmp_path / "sink.jsonl"
+    query = (
+        stream(spark, coordinator.address, feeder.root)
+        .writeStream.foreachBatch(AppendingSink(sink))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(once=True)
+        .start()
+    )
+
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+
+    assert "use trigger(availableNow=True)" in str(raised.value).splitlines()[0]
+    assert "Traceback" not in str(raised.value)
+    assert not sink.exists()
+    with group_of(coordinator) as group:
+        assert group.offsets() == {}
+
+
 def test_a_query_warms_up_while_others_read(
     spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
 ) -> None:

@@ -913,33 +913,6 @@ def test_a_description_that_is_refused_ends_no_query(
     assert ranges(new.triggers(1)) == [(0, 0, 10), (1, 0, 10)]
 
 
-def test_the_only_trigger_waits_for_its_place(group: FakeGroup, log: MemoryLog) -> None:
-    """Spark's Trigger.Once sets no limit; a batch without rows would be all that it does."""
-    other = at_work(group, log)
-    new = Query(group, log, client_id="new", max_rows=None, warms_up=True)
-
-    def let_the_other_go_on() -> None:
-        other.trigger()
-
-    new.clock.on_sleep = let_the_other_go_on
-
-    assert new.trigger()
-
-    assert not new.core.warming_up
-    assert ranges(new.sunk) == [(1, 10, 100)]
-
-
-def test_an_only_trigger_that_gets_no_place_ends_with_an_error(
-    group: FakeGroup, log: MemoryLog
-) -> None:
-    """And not as if there were nothing to read."""
-    at_work(group, log)
-    new = Query(group, log, client_id="new", max_rows=None, warms_up=True)
-
-    with pytest.raises(CoordinatorTimeout, match="the first assignment"):
-        new.trigger()
-
-
 def test_a_long_warm_up_is_no_long_batch(
     group: FakeGroup, log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:

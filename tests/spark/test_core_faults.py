@@ -236,10 +236,67 @@ def test_a_refused_query_ends_before_another_batch() -> None:
     query = Query(group, log, refused=lambda: reasons.pop(0))
     query.triggers(2)
 
-    with pytest.raises(StatefulQueryError, match="it is stateful"):
+    with pytest.raises(StatefulQueryError, match="it is stateful") as raised:
         query.trigger()
     assert group.offset(tp(0)) == 10
     assert len(query.sunk) == 2
+    assert "has committed flights-0 from 0 to 10. To take" in str(raised.value)
+    assert " reset-offsets g --at localhost:9310 --from-file <(" in str(raised.value)
+    assert str(raised.value).endswith(" flights,0,0)")
+
+
+def test_a_refused_query_tells_of_its_own_run_only() -> None:
+    """A run that goes on where the group is takes nothing back of those before."""
+    group, log = group_and_log({0: 100, 1: 100, 2: 10})
+    before = Query(group, log)
+    before.triggers(2)
+    before.core.stop()
+    reasons: list[str | None] = [None, None, None, "it is stateful"]
+    query = Query(group, log, client_id="late", refused=lambda: reasons.pop(0))
+    query.triggers(3)
+
+    with pytest.raises(StatefulQueryError, match=r"it is stateful") as raised:
+        query.trigger()
+
+    assert "flights-0 from 10 to 30, flights-1 from 10 to 30. To take" in str(raised.value)
+
+
+def test_rows_that_a_refused_query_left_out_are_taken_back_as_well() -> None:
+    """They were deleted here, and may be elsewhere: the group was there when the run began."""
+    group, log = group_and_log({0: 100})
+    before = Query(group, log)
+    before.triggers(2)
+    before.core.stop()
+    log.starts[0] = 50
+    reasons: list[str | None] = [None, "it is stateful"]
+    query = Query(group, log, refused=lambda: reasons.pop(0), onDataLoss="earliest")
+    query.trigger()
+
+    with pytest.raises(StatefulQueryError, match="has committed flights-0 from 10 to 50"):
+        query.trigger()
+
+
+def test_a_commit_whose_answer_was_lost_is_taken_back_as_well() -> None:
+    """It may be stored, and nobody asks for it any more."""
+    group, log = group_and_log({0: 100})
+    reasons: list[str | None] = [None, None, "it is stateful"]
+    query = Query(group, log, refused=lambda: reasons.pop(0))
+    query.trigger()
+    group.faults = [Fault.ANSWER_LOST]
+    query.trigger()
+    assert group.offset(tp(0)) == 10
+
+    with pytest.raises(StatefulQueryError, match="has committed flights-0 from 0 to 10"):
+        query.trigger()
+
+
+def test_a_query_that_is_refused_at_once_has_committed_nothing() -> None:
+    """Its group is where it was."""
+    group, log = group_and_log({0: 100})
+    query = Query(group, log, refused=lambda: "it is stateful")
+
+    with pytest.raises(StatefulQueryError, match=r"it is stateful\. Nothing of this run is comm"):
+        query.trigger()
 
 
 @pytest.mark.parametrize("noticed", [True, False])

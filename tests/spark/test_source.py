@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from client.spark.errors import CoordinatedSourceError
 from client.spark.logs.folder import FolderLogWriter
 from client.spark.options import OptionError
 from client.spark.source import data_source
@@ -142,11 +143,21 @@ def test_making_a_reader_connects_to_nothing(source_options: dict[str, str]) -> 
 
 
 def test_the_read_limit_is_the_option(source_options: dict[str, str]) -> None:
-    """Spark hands it back to every latestOffset."""
+    """Spark hands it back to every latestOffset; only a run of one batch has no limit."""
+    without = {**source_options, "maxrowsperpartition": "unlimited"}
+
     assert reader_of(source_options).getDefaultReadLimit() == ReadMaxRows(10_000)
-    assert reader_of(
-        {**source_options, "maxrowsperpartition": "unlimited"}
-    ).getDefaultReadLimit() == (ReadAllAvailable())
+    assert reader_of(without).getDefaultReadLimit() == ReadMaxRows(2**63 - 1)
+
+
+@pytest.mark.parametrize("most", ["10", "unlimited"])
+def test_a_run_of_one_batch_is_refused(source_options: dict[str, str], most: str) -> None:
+    """Nobody asks after its batch, so that is never committed and comes again in each run."""
+    reader = reader_of({**source_options, "maxRowsPerPartition": most})
+
+    with pytest.raises(CoordinatedSourceError, match=r"once=True.*use trigger\(availableNow=True"):
+        reader.latestOffset({}, ReadAllAvailable())
+    assert os.environ["SPARK_HIDE_TRACEBACK"]
 
 
 def test_a_wrong_option_is_refused_when_the_source_is_made(source_options: dict[str, str]) -> None:

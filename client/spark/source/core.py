@@ -55,6 +55,7 @@ from client.spark.source.stream_offsets import (
     decode_end,
     encode_end,
 )
+from client.spark.source.way_back import way_back
 from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -188,15 +189,15 @@ class ReaderCore:
         """
         self._check_checkpoint(start)
         if reason := self._refused():
-            raise StatefulQueryError(reason)
+            committed = way_back(self._ownership.committed, self.identity)
+            raise StatefulQueryError(f"{reason}. {committed}")
         self._warn_of_long_batch()
         self._triggered = True
         if self._handed is not None:
             if start == self._handed.end:
                 self._ownership.finish(self._handed.ranges)
             self._handed = None
-        # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
-        self.warming_up = max_rows is not None and self._is_to_warm_up(start)
+        self.warming_up = self._is_to_warm_up(start)
         self._may_warm_up = False
         if self.warming_up:
             logger.info("others read: one batch without rows, then this reader joins them")

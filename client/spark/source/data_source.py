@@ -83,6 +83,15 @@ PACKAGE_LOGGER: Final = logging.getLogger("client")
 
 FORMAT_NAME: Final = "coordinated"
 
+# Rows of a partition in a batch without a limit of its own: Spark keeps no limit at all for a run
+# of one batch, which is refused.
+NO_MAX_ROWS: Final = 2**63 - 1
+ONE_BATCH: Final = (
+    "Spark runs this query as a single batch, by trigger(once=True): offsets are committed when "
+    "the next batch is asked for, so none would be, and each run would write the same rows again. "
+    "Instead use trigger(availableNow=True), which ends when all is read, too"
+)
+
 # Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
 WARM_TASKS_MAX: Final = 64
 
@@ -236,11 +245,19 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the option ``maxRowsPerPartition``, which counts per partition."""
         max_rows = parse_options(self._options).max_rows_per_partition
-        return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+        return ReadMaxRows(NO_MAX_ROWS if max_rows is None else max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commit what has finished, hand over if asked, pin and return the next batch."""
-        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        """Commit what has finished, hand over if asked, pin and return the next batch.
+
+        Raises:
+            CoordinatedSourceError: Spark runs one batch only, and has no limit then.
+
+        """
+        if isinstance(limit, ReadAllAvailable):
+            with hidden_traceback():
+                raise CoordinatedSourceError(ONE_BATCH)
+        max_rows = parse_options(self._options).max_rows_per_partition
         with self._asked() as core:
             return dict(core.latest_offset(start, max_rows))
 

@@ -56,6 +56,7 @@ from client.spark.source.reader_options import (
 )
 from client.spark.source.session import ReaderSession, SessionFactory
 from client.spark.source.stream_offsets import Memory
+from client.spark.source.way_back import Committed
 from protocol.errors import ErrorCode
 from protocol.partition import NO_GENERATION, TopicPartition
 
@@ -115,6 +116,8 @@ class Ownership:
         self._membership = Membership(options, log, open_session, clock)
         self._memory = GroupMemory(clock)
         self._is_compared = False
+        # Where the group was in each partition when this run first knew it.
+        self._began: dict[TopicPartition, int] = {}
         # What we own, and wait for others to say where they were.
         self._held: set[TopicPartition] = set()
         # Of what we own, and certain; the others are fetched before anything is planned.
@@ -134,6 +137,14 @@ class Ownership:
     def seen(self) -> Memory:
         """What was last seen of the group, for the next end offset."""
         return self._memory.seen
+
+    @property
+    def committed(self) -> dict[TopicPartition, Committed]:
+        """What this run has moved the group on, with a commit whose answer was lost."""
+        now = {tp: known.offset for tp, known in self._memory.seen.offsets.items()}
+        if self._in_doubt is not None:
+            now |= {tp: known.offset for tp, known in self._in_doubt.commit.offsets.items()}
+        return {tp: Committed(at, now[tp]) for tp, at in self._began.items() if now[tp] > at}
 
     def remember(self, memory: Memory) -> None:
         """Take over what the checkpoint says of the group, before anything is decided by it."""
@@ -408,7 +419,7 @@ class Ownership:
         kept = {tp: p for tp, p in found.items() if tp not in back and tp not in self._held}
         self._unproven.update(tps)
         self._positions = {tp: p for tp, p in self._positions.items() if tp not in found} | kept
-        memory.note(session.cluster_id, generation, kept)
+        self._note(session.cluster_id, generation, kept)
         if back:
             commit = Commit({}, {})
             for tp, place in back.items():
@@ -418,6 +429,15 @@ class Ownership:
                 logger.warning("%s: the group is put back to %d", tp, place.offset)
         if memory.is_lost and (unset := [tp for tp in kept if kept[tp].offset is None]):
             logger.warning("nobody knows where %s was; it is read from its start", listed(unset))
+
+    def _note(
+        self, cluster: str, generation: int, positions: Mapping[TopicPartition, Position]
+    ) -> None:
+        """Take note of where the group certainly is."""
+        self._memory.note(cluster, generation, positions)
+        for tp, known in positions.items():
+            if known.offset is not None:
+                self._began.setdefault(tp, known.offset)
 
     def _compare_before_joining(self) -> None:
         """Look, before joining (again), whether the group is still where it was."""
@@ -551,8 +571,8 @@ class Ownership:
             raise
         self._in_doubt = None
         stored = doubt.commit.positions
-        memory = self._memory
-        memory.note(memory.seen.cluster, memory.seen.generation, stored)
+        seen = self._memory.seen
+        self._note(seen.cluster, seen.generation, stored)
         self._unproven.difference_update(stored)
         self._positions |= stored
         self._finished = {
