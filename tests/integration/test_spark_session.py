@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.spark import GroupOffsetListener, drain_and_stop
@@ -113,6 +113,35 @@ def test_a_run_of_one_batch_is_refused_before_it_writes(
     assert not sink.exists()
     with group_of(coordinator) as group:
         assert group.offsets() == {}
+
+
+def test_two_readers_of_a_group_in_one_query_end_it_at_its_start(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """They would wait for each other; one DataFrame that is used twice is one reader."""
+    feeder.append(5)
+    both = [stream(spark, coordinator.address, feeder.root) for _ in range(2)]
+
+    def failure(name: str, rows: DataFrame) -> StreamingQueryException | None:
+        writer = rows.writeStream.format("noop").queryName(name).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / name)).start()
+        try:
+            assert query.awaitTermination(100)
+        except StreamingQueryException as error:
+            return error
+        finally:
+            query.stop()
+        return None
+
+    joined = both[0].alias("a").join(both[0].alias("b"), "id")
+    with group_of(coordinator) as group:
+        for name, rows in (("union", both[0].union(both[1])), ("joined", joined)):
+            first, *_ = str(failure(name, rows)).splitlines()
+            assert f"query {name} has 2 readers of group 'g'" in first
+            assert group.state() == "dead"
+
+        assert failure("once", both[0].union(both[0])) is None
+        assert group.offsets() == feeder.ends()
 
 
 def test_a_query_warms_up_while_others_read(

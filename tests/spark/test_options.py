@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from client.exceptions import FatalError
 from client.security import Security
 from client.spark.options import OptionError, with_secrets
-from client.spark.source.data_source import Refusals
+from client.spark.source.query_guard import Refusals
 from client.spark.source.reader_options import client_id_of, explained, parse_options
 from client.zookeeper.storage import OffsetStorage
 from protocol.errors import ErrorCode
@@ -340,14 +340,17 @@ def test_a_missing_secret_is_named_without_the_rest(reference: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_refusal_reaches_its_reader_once(tmp_path: Path) -> None:
-    """Another reader, or the same one later, has nothing to do with it."""
+def test_a_refusal_reaches_its_reader_until_it_is_withdrawn(tmp_path: Path) -> None:
+    """Another reader, or a query that starts later, has nothing to do with it."""
     folder = tmp_path / "notes"
     assert Refusals(folder).reason("spark-1") is None
     Refusals(folder).refuse("spark-1", "it is stateful")
 
     assert Refusals(folder).reason("spark-2") is None
-    assert Refusals(folder).reason("spark-1") == "it is stateful"
+    for _ in range(2):
+        assert Refusals(folder).reason("spark-1") == "it is stateful"
+    for _ in range(2):
+        Refusals(folder).withdraw("spark-1")
     assert Refusals(folder).reason("spark-1") is None
     assert list(folder.iterdir()) == []
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU

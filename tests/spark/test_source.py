@@ -32,14 +32,13 @@ from client.spark.source.data_source import (
     CoordinatedSource,
     CoordinatedStreamReader,
     RangesPartition,
-    Refusals,
-    StatefulGuard,
     log_to_stderr,
     pack_ranges,
     ranges_partitions,
     take_off,
     warm_partitions,
 )
+from client.spark.source.query_guard import QueryGuard, Refusals, Sources, readers_note
 from client.spark.source.reader_options import parse_options
 from client.spark.source.reading import SourceRange, with_source_columns
 from client.spark.source.stream_offsets import Range
@@ -254,6 +253,16 @@ def test_sigterm_leaves_once_and_ends_the_process(leave: str) -> None:
         assert process.wait(30) == 0
 
 
+def guard_of(sources: Sources = lambda _: (), folder: Path | None = None) -> QueryGuard:
+    """Return the guard of one driver."""
+    return QueryGuard("driver", sources, Refusals(folder))
+
+
+def run(run_id: str, **more: object) -> Any:
+    """Return what an event says of a run."""
+    return SimpleNamespace(runId=run_id, id="i", name=None, **more)
+
+
 def test_a_stateful_query_is_reported_once_a_run(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -271,7 +280,7 @@ def test_a_stateful_query_is_reported_once_a_run(
             )
         )
 
-    guard = StatefulGuard(Refusals(tmp_path))
+    guard = guard_of(folder=tmp_path)
     guard.onQueryProgress(event(end))
     guard.onQueryProgress(event('{"t":{"0":5}}', "dedupe"))
     assert caplog.text == ""
@@ -285,7 +294,7 @@ def test_a_stateful_query_is_reported_once_a_run(
 
 def test_spark_tells_the_guard_nothing_after_the_program() -> None:
     """It would print a trace; and a session that has ended before must not make one, either."""
-    guard, listeners = StatefulGuard(), [object()]
+    guard, listeners = guard_of(), [object()]
     listeners.append(guard)
     spark: Any = MagicMock()
     spark.streams.removeListener = listeners.remove
@@ -301,7 +310,7 @@ def test_spark_tells_the_guard_nothing_after_the_program() -> None:
 
 def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:
     """Also when its first progress is that of a batch that an earlier process planned."""
-    guard, refusals = StatefulGuard(Refusals(tmp_path)), Refusals(tmp_path)
+    guard, refusals = guard_of(folder=tmp_path), Refusals(tmp_path)
     for client_id in ("spark-old", "spark-new"):
         about = {"v": 1, "coordinator": "h:1", "group": "g", "client_id": client_id}
         data_source = SimpleNamespace(endOffset=json.dumps({"@": {**about, "stateful": "fail"}}))
@@ -317,6 +326,65 @@ def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:
         reason = refusals.reason(client_id)
         assert reason is not None
         assert "query q is stateful (dedupe)" in reason
+
+    guard.onQueryTerminated(run("r"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_readers_of_a_group_in_one_query_end_before_they_join(
+    source_options: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would wait for the other until the group removes it; the coordinator isn't asked."""
+    other = {**source_options, "topics": "other", "maxRowsPerPartition": "7"}
+    guard = guard_of(lambda _: [source_options, other], tmp_path / "notes")
+
+    guard.onQueryStarted(run("r"))
+
+    for options in (source_options, other):
+        schema = CoordinatedSource(source_options).schema()
+        notes = Refusals(tmp_path / "notes")
+        reader = CoordinatedStreamReader(options, schema, driver="driver", refusals=notes)
+        for ask in (
+            reader.initialOffset,
+            reader.prepareForTriggerAvailableNow,
+            lambda reader=reader: reader.latestOffset({}, ReadMaxRows(10)),
+            lambda reader=reader: reader.partitions({}, {"@": {}}),
+        ):
+            with pytest.raises(CoordinatedSourceError, match=r"query i has 2 readers of group 'g'"):
+                ask()
+    assert "query i has 2 readers of group 'g'" in caplog.text
+
+
+@pytest.mark.parametrize("change", [{}, {"group": "g2"}, {"coordinator": "i:1"}])
+def test_readers_of_different_groups_and_those_of_other_queries_go_on(
+    source_options: dict[str, str], tmp_path: Path, change: dict[str, str]
+) -> None:
+    """Queries of one driver may share a group, and a query may read several groups."""
+    sources = [source_options, {**source_options, **change}] if change else [source_options]
+    guard = guard_of(lambda _: sources, tmp_path / "notes")
+
+    guard.onQueryStarted(run("r1"))
+    guard.onQueryStarted(run("r2"))
+
+    assert not (tmp_path / "notes").exists()
+
+
+def test_a_note_stays_while_any_run_needs_it(
+    source_options: dict[str, str], tmp_path: Path
+) -> None:
+    """The end of a run is told after the next run has started."""
+    guard = guard_of(lambda _: [source_options, source_options], tmp_path)
+    notes = Refusals(tmp_path)
+    name = readers_note("driver", parse_options(source_options))
+
+    guard.onQueryStarted(run("r1"))
+    guard.onQueryStarted(run("r2"))
+    guard.onQueryTerminated(run("r1"))
+    assert notes.reason(name)
+    assert notes.reason(readers_note("another", parse_options(source_options))) is None
+
+    guard.onQueryTerminated(run("r2"))
+    assert notes.reason(name) is None
 
 
 # --- Ranges packed into tasks --------------------------------------------------------------

@@ -5,12 +5,8 @@ reader process of a query run, and, as pickled copies, in executors. Only the re
 join the group, so nothing happens before `initialOffset`, `latestOffset`, `partitions` or
 `prepareForTriggerAvailableNow` is called; those are called there only.
 
-A stateful query that reads this source ends with an error. State and watermark live in a query's
-own checkpoint and don't move with a partition, so after a rebalance such a query is wrong without
-any error. A source can't see the plan of its query, and Spark has no plan before the first batch;
-the progress of that batch is the earliest place that tells. `StatefulGuard`, in the driver's
-process, then leaves a note in `Refusals`, with which the reader fails on its next trigger: before
-the second batch, or after a few where they follow each other at once.
+A source can't see its query. `QueryGuard`, in the driver's process, can, and has the readers of
+queries end that can't be right.
 """
 
 import atexit
@@ -20,13 +16,12 @@ import logging
 import os
 import select
 import signal
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -44,7 +39,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from client.exceptions import CoordinatorError
@@ -57,10 +51,11 @@ from client.spark.source.core import ReaderCore, Task
 from client.spark.source.discovery import matching_topics
 from client.spark.source.interpreters import check_python
 from client.spark.source.log_calls import Watchdog, patience_s
+from client.spark.source.query_guard import QueryGuard, Refusals, readers_note, sources_of
 from client.spark.source.reader_options import ReaderOptions, client_id_of, parse_options
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
 from client.spark.source.session import BlockingSession
-from client.spark.source.stream_offsets import OffsetFormatError, read_end
+from client.spark.source.stream_offsets import OffsetFormatError
 from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
 from client.spark.tables.offset_log import OffsetLogSource
 from client.spark.tables.offset_table import GroupOffsetsSource
@@ -71,12 +66,7 @@ from client.spark.worker_memory import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
+    from pyspark.sql.streaming.listener import StreamingQueryListener
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER: Final = logging.getLogger("client")
@@ -116,7 +106,7 @@ UNHEARD_MS_MAX: Final = 1_000
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the formats known to a session, and watch for stateful queries.
+    """Make the formats known to a session, and watch for queries that can't be right.
 
     They are ``coordinated`` and the tables, such as ``group_offsets``.
 
@@ -130,8 +120,9 @@ def register(spark: "SparkSession") -> None:
     if SPARK_SCOPES_FILTERS:
         # Without it Spark refuses to read a source in Python that could take filters.
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    driver = uuid.uuid4().hex
     for source in (
-        _named_after(spark.conf.get("spark.app.name", "")),
+        _made_for(spark.conf.get("spark.app.name", ""), driver),
         GroupOffsetsSource,
         OffsetLogSource,
         GroupMembersSource,
@@ -140,12 +131,12 @@ def register(spark: "SparkSession") -> None:
         spark.dataSource.register(source)
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not is_connect:
-        guard = StatefulGuard()
+        guard = QueryGuard(driver, partial(sources_of, spark, FORMAT_NAME))
         spark.streams.addListener(guard)
         atexit.register(take_off, spark, guard)
 
 
-def take_off(spark: "SparkSession", guard: StreamingQueryListener) -> None:
+def take_off(spark: "SparkSession", guard: "StreamingQueryListener") -> None:
     """Have Spark tell *guard* nothing more: it prints a trace if this process is gone by then.
 
     The end of a query that was stopped just now may be on its way.
@@ -156,9 +147,10 @@ def take_off(spark: "SparkSession", guard: StreamingQueryListener) -> None:
         spark.streams.removeListener(guard)
 
 
-def _named_after(app_name: str | None) -> type[DataSource]:
+def _made_for(app_name: str | None, driver: str) -> type[DataSource]:
     """Return the source for one application: Spark tells a reader process nothing else of it."""
-    return type("NamedSource", (CoordinatedSource,), {"app_name": app_name or ""})
+    about = {"app_name": app_name or "", "driver": driver}
+    return type("NamedSource", (CoordinatedSource,), about)
 
 
 class RangesPartition(InputPartition):
@@ -174,6 +166,7 @@ class CoordinatedSource(DataSource):
 
     Attributes:
         app_name: the Spark application that reads; its readers are named after it.
+        driver: the call of `register` that made the source known, as its guard names it.
 
     Raises:
         OptionError: an option is missing, unknown or impossible.
@@ -181,6 +174,7 @@ class CoordinatedSource(DataSource):
     """
 
     app_name: ClassVar[str] = ""
+    driver: ClassVar[str] = ""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -220,16 +214,25 @@ class CoordinatedSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
         """Return the reader; called in planning workers too, so it joins nothing."""
-        return CoordinatedStreamReader(self._options, schema, self.app_name)
+        return CoordinatedStreamReader(self._options, schema, self.app_name, self.driver)
 
 
 class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Adapts `ReaderCore` to the calls that Spark makes."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, app_name: str = "") -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        app_name: str = "",
+        driver: str = "",
+        refusals: Refusals | None = None,
+    ) -> None:
         self._options = dict(options)
         self._schema = schema
         self._app_name = app_name
+        self._driver = driver
+        self._refusals = refusals or Refusals()
         self._core: ReaderCore | None = None
         self._attention: Attention | None = None
 
@@ -308,7 +311,8 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             # A query that is started twice, or restarted, is another reader each time.
             client_id = client_id_of(options, self._app_name, uuid.uuid4().hex[:8])
             log_to_stderr(f"{client_id} (group {options.group})")
-            refusals = Refusals()
+            if reason := self._refusals.reason(readers_note(self._driver, options)):
+                raise CoordinatedSourceError(reason)
             core = ReaderCore(
                 options,
                 _load(self._options),
@@ -319,7 +323,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 clock=time.monotonic,
                 sleep=time.sleep,
                 run=Watchdog(patience_s(options)).run,
-                refused=lambda: refusals.reason(client_id),
+                refused=lambda: self._refusals.reason(client_id),
                 warms_up=options.warm_up,
             )
             self._core = core
@@ -473,99 +477,3 @@ class LeaveOnSigterm:
         os.write(self._asked_w, b".")
         select.select([self._left_r], [], [], LEAVE_WAIT_S)
         os._exit(0)
-
-
-# --- Stateful queries ----------------------------------------------------------------------
-
-
-class Refusals:
-    """How the driver's process tells a reader process why its query must not go on.
-
-    Both are on one machine, as children of one user, but share no memory and no pipe; the reader's
-    client id is all that the driver knows of it. So the reason is left in a file of that name, in a
-    folder that only this user can write to, and the reader looks for it on each trigger.
-
-    Args:
-        folder: where they are; by default one per user beside other temporary files.
-
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        uid = os.getuid()
-        self._folder = folder or Path(tempfile.gettempdir()) / f"group-coordinator-{uid}"
-
-    def refuse(self, client_id: str, reason: str) -> None:
-        """Leave a reason for the reader with this client id.
-
-        Raises:
-            OSError: the folder can't be written to.
-
-        """
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        building = self._folder / f".{client_id}"
-        building.write_text(reason, "utf-8")
-        building.rename(self._folder / client_id)
-
-    def reason(self, client_id: str) -> str | None:
-        """Return the reason for the reader with this client id, if there is one, and forget it."""
-        left = self._folder / client_id
-        try:
-            if self._folder.stat().st_uid != os.getuid():
-                return None  # Somebody else's folder under our name.
-            reason = left.read_text("utf-8")
-        except (FileNotFoundError, PermissionError):
-            return None
-        with suppress(OSError):
-            left.unlink()
-        return reason
-
-
-class StatefulGuard(StreamingQueryListener):
-    """Ends a stateful query over a coordinated source, or only warns, as ``onStateful`` says.
-
-    Args:
-        refusals: how the readers are told.
-
-    """
-
-    def __init__(self, refusals: Refusals | None = None) -> None:
-        super().__init__()
-        self._refusals = refusals or Refusals()
-        self._seen: dict[str, set[str]] = {}  # The readers that were dealt with, per run.
-
-    def onQueryStarted(self, event: "QueryStartedEvent") -> None:
-        """The plan is not known here."""
-
-    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Look for state operators."""
-        progress = event.progress
-        if not progress.stateOperators:
-            return
-        run_id = str(progress.runId)
-        # The end of a replayed batch names an earlier process; the next one names ours.
-        seen = self._seen.setdefault(run_id, set())
-        operators = ", ".join(str(operator.operatorName) for operator in progress.stateOperators)
-        for end in (read_end(source.endOffset) for source in progress.sources):
-            if end is None or end.reader is None or end.reader.client_id in seen:
-                continue
-            reason = (
-                f"query {progress.name or progress.id} is stateful ({operators}) and reads a "
-                "coordinated source: its state does not move with a partition, so its results are "
-                "WRONG after a rebalance. Write the source to a table, and run one stateful query "
-                "over that table (or set option 'onStateful' to 'warn')"
-            )
-            if not seen:
-                logger.error("%s (run %s)", reason, run_id)
-            seen.add(end.reader.client_id)
-            if end.stateful == "fail":
-                try:
-                    self._refusals.refuse(end.reader.client_id, reason)
-                except OSError as error:
-                    logger.error("the query can't be told to end, stop it yourself: %s", error)  # noqa: TRY400 - the error above says all.
-
-    def onQueryIdle(self, event: "QueryIdleEvent") -> None:
-        """No news."""
-
-    def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
-        """Forget the run."""
-        self._seen.pop(str(event.runId), None)
