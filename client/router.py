@@ -610,10 +610,11 @@ class Router:
             return next(a for a, one in self._connections.items() if one is connection)
         if code != ErrorCode.NONE or not isinstance(response, FindCoordinatorResponse):
             what = f"{_KEY_NAMES[key.type]} {key.name!r}" if key.name else _KEY_NAMES[key.type]
+            said = [one.message for one in getattr(response, "coordinators", ())]
+            why = "nonsense" if code is None else code_text(code, *said[:1])
             if code is not None and verdict(code) is Verdict.DONE:
-                raise refusal(f"no coordinator for {what}: {code_text(code)}", code)
-            text = "nonsense" if code is None else code_text(code)
-            text = f"{connection.address} can't find the coordinator of {what}: {text}"
+                raise refusal(f"no coordinator for {what}: {why}", code)
+            text = f"{connection.address} can't find the coordinator of {what}: {why}"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
         found = response.coordinators[0]
         if not self._epoch_is_fresh(key, found.leader_epoch):

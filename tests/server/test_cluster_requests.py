@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client import Client, RetriableError, connect
+from client import Client, CoordinatorUnavailable, RetriableError, connect
 from client.connection import Connection
 from client.operators import Acl
 from coordinator.config import load_settings
@@ -291,6 +291,16 @@ async def test_a_coordinator_that_can_not_write_is_not_asked_for_ever(
         await client.commit("a", {T0: 1})
 
         assert await commit_while_lost(here, client, lost) < 12
+
+
+async def test_a_client_that_gives_up_says_what_the_nodes_miss(autojump_clock: MockClock) -> None:
+    """Its last words go to an operator, who has to see to ZooKeeper and not to the nodes."""
+    async with surroundings() as here, here.connect() as client:
+        for host in here.hosts:
+            host.contact = Contact.CUT_OFF
+        await trio.sleep(2)
+        with pytest.raises(CoordinatorUnavailable, match="no connection to ZooKeeper"):
+            await client.commit("a", {T0: 1}, timeout_ms=10_000)
 
 
 async def test_a_change_of_users_and_quotas_is_told_on_every_node(
