@@ -272,3 +272,48 @@ def test_a_straight_line_is_exact_whenever_it_was_reported(
     exact_ms = min(back // rate, curve.mono_ms - start_ms)
     if exact_ms < (SAMPLES_KEPT - 1) * MINUTE_MS:
         assert abs(curve.behind_ms(committed) - exact_ms) <= 1
+
+
+FAR_APART = [0, 1, 127, 128, 999, 1_000, 1_400]
+# Partitions beside which nobody looks, which begin minutes for their neighbours.
+OTHERS = [2, 126, 129, 1_001]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3 * MINUTE_MS),
+            st.dictionaries(st.sampled_from(FAR_APART + OTHERS), st.integers(0, 30), max_size=4),
+        ),
+        max_size=40,
+    )
+)
+def test_ends_that_go_back_in_a_long_topic_are_as_if_each_partition_were_alone(
+    steps: list[tuple[int, dict[int, int]]],
+) -> None:
+    """A walk over more than 1,000 ends once kept the end of before for one that went back during
+    it; nothing walks over them any more, and no report looks at another partition's end.
+    """
+    together, alone = Curve(), {partition: Curve() for partition in FAR_APART}
+    for partition in FAR_APART + OTHERS:
+        together.report(15, partition)
+    for curve in alone.values():
+        curve.report(15)
+    for wait_ms, ends in steps:
+        for curve in (together, *alone.values()):
+            curve.advance(wait_ms)
+        for partition, end in ends.items():
+            together.report(end, partition)
+            if partition in alone:
+                alone[partition].report(end)
+
+    for partition, curve in alone.items():
+        behind = [together.behind_ms(committed, partition) for committed in range(32)]
+        known = [one for one in behind if one != UNKNOWN]
+        assert all(a >= b for a, b in pairwise(known))
+        since_ms = curve.mono_ms - (curve.ends[0].reported_ms - WALL_MS)
+        for committed, one in enumerate(behind):
+            # A minute that began for a neighbour is one in which the end is known to have stood.
+            assert one == curve.behind_ms(committed) or (
+                (one, curve.behind_ms(committed)) == (since_ms, UNKNOWN)
+            )

@@ -442,6 +442,36 @@ def test_each_walk_goes_on_after_others_had_their_turn(
     assert sum(looks) >= 1_000
 
 
+@pytest.mark.parametrize("walk", ["facts", "topics", "partitions", "ends", "sample lags"])
+def test_an_end_that_goes_back_while_a_long_topic_is_looked_at_leaves_nothing_of_before(
+    walk: str,
+) -> None:
+    """Once the ends of 1,500 partitions were noted every minute, 1,000 at a time: one that went
+    back in between was noted as it had been, and its group was behind by a minute too much.
+    """
+    looked_at, left_alone = Shown(), Shown()
+    for context in (looked_at, left_alone):
+        context.register({"t": 1_500})
+        context.committed({"t-1400": 3})
+        context.committed({f"t-{n}": 3 for n in range(1_500)}, "large")
+        for end in (100, 200):
+            context.report("t", dict.fromkeys(range(1_500), end))
+            context.advance(5 * MINUTE_MS)
+    found = _walks(looked_at)[walk]
+    next(found)
+    for context in (looked_at, left_alone):
+        context.report("t", {1_400: 5})
+    _all(found)
+
+    for waited_s, end in ((1, 6), (30, 36), (59, 95)):
+        for context in (looked_at, left_alone):
+            context.advance(waited_s * 1_000)
+            context.report("t", {1_400: end})
+        (one,) = looked_at.partitions()
+        assert [one] == left_alone.partitions()
+        assert one.lag_seconds <= 90
+
+
 @pytest.mark.parametrize("walk", ["facts", "topics", "partitions", "members", "ends"])
 def test_what_goes_while_it_is_looked_at_spoils_nothing(
     walk: str, monkeypatch: pytest.MonkeyPatch
