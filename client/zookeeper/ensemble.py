@@ -10,7 +10,9 @@ ZooKeeper's own for that (since 3.6). Where a server doesn't know it, they are a
 without waiting for each answer.
 """
 
+import errno
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -239,22 +241,75 @@ def new_client(settings: ZooKeeper) -> Any:
     )
 
 
-def tell_granted(client: Any, tell: Callable[[int], object]) -> None:
-    """Have *tell* given the session timeout of each connection, in ms, before it is CONNECTED.
+def attend(client: Any, granted: Callable[[int], object]) -> None:
+    """Have kazoo notice a silent connection in time, and say which session timeouts it gets.
 
-    A server keeps the timeout within bounds of its own; kazoo goes by what was granted, and tells
-    nobody.
+    A server keeps the timeout of a session within bounds of its own; kazoo tells nobody. *granted*
+    is given it at each connection, in ms, before kazoo says that there is one.
     """
-    connection = client._connection  # noqa: SLF001 - Nothing public has it.
-    invoke = connection._invoke  # noqa: SLF001 - as above
+    answers = Answers(client.handler.select, client._connection.ping_outstanding.is_set)  # noqa: SLF001 - Nothing public has it.
+    invoke = client._connection._invoke  # noqa: SLF001 - as above
 
     def invoked(timeout_s: float, request: Any, *rest: Any) -> Any:
         reply = invoke(timeout_s, request, *rest)
         if isinstance(request, _kazoo().protocol.serialization.Connect):
-            tell(reply[0].time_out)
+            timeout_ms = reply[0].time_out
+            answers.connected(timeout_ms / 1000)
+            granted(timeout_ms)
         return reply
 
-    connection._invoke = invoked  # noqa: SLF001 - as above
+    client._connection._invoke = invoked  # noqa: SLF001 - as above
+    client.handler.select = answers.select
+
+
+class Answers:
+    """Ends a connection that is silent for a third of its session's timeout after a request.
+
+    kazoo's loop takes a request for a ping, and waits for an answer only where it has sent nothing
+    since: on a dead connection each request puts off the moment when it notices, without end. A
+    ping follows a third of the timeout after whatever was sent last; so with this at most two
+    thirds pass from the last thing that a server has heard to the end of the connection.
+    """
+
+    def __init__(
+        self,
+        select: Callable[..., Any],
+        is_ping_outstanding: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._select = select
+        self._is_ping_outstanding = is_ping_outstanding
+        self._clock = clock
+        self._patience_s = math.inf
+        self._asked_s: float | None = None  # The first time since anything came.
+
+    def connected(self, timeout_s: float) -> None:
+        """Begin with a connection whose session has this timeout."""
+        self._patience_s, self._asked_s = timeout_s / 3, None
+
+    def select(self, reads: Sequence[Any], *rest: Any) -> Any:
+        """Do what kazoo's handler does; kazoo's loop waits for the server, and for requests.
+
+        Raises:
+            TimeoutError: An answer is overdue.
+        """
+        *others, timeout_s = rest
+        if len(reads) != 2:  # In the middle of a message, or of a log-in.
+            return self._select(reads, *rest)
+        if self._asked_s is None and self._is_ping_outstanding():
+            self._asked_s = self._clock()
+        if self._asked_s is not None:
+            left_s = self._asked_s + self._patience_s - self._clock()
+            if left_s <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "an answer is overdue")
+            timeout_s = min(timeout_s, left_s)
+        found = self._select(reads, *others, timeout_s)
+        server, requests = reads
+        if server in found[0]:
+            self._asked_s = None
+        if requests in found[0] and self._asked_s is None:
+            self._asked_s = self._clock()
+        return found
 
 
 def _kazoo() -> Any:

@@ -30,10 +30,11 @@ they can be repeated.
 Everything ephemeral is gone with its session, at one stroke. The ensemble ends a session that it
 hasn't heard of for the session timeout: the one that it has granted, within bounds of its own,
 which may be shorter than the one that was asked for. kazoo sends a ping after a third of that, and
-notices that there is no answer after another one: so two thirds may have passed since the ensemble
-has heard of the session. Its partitions count as lost when another sixth has. They may come back,
-if the session lives on. A process that is frozen can't notice; so offsets are committed together
-with a check that its node among the members is still there.
+a connection that is silent for another one is ended (`client.zookeeper.ensemble.Answers`): so two
+thirds may have passed since the ensemble has heard of the session. Its partitions count as lost
+when another sixth has. They may come back, if the session lives on. A process that is frozen can't
+notice; so offsets are committed together with a check that its node among the members is still
+there.
 """
 
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from client.zookeeper.ensemble import LOST_ERRORS, close_client, tell_granted
+from client.zookeeper.ensemble import LOST_ERRORS, attend, close_client
 from client.zookeeper.membership import (
     Answer,
     Claim,
@@ -180,7 +180,7 @@ class Session:
         self._was_connected = False
         self._granted_ms = 0
         self._directories: dict[str, Any] = {}
-        tell_granted(client, self._take_granted)
+        attend(client, self._take_granted)
         client.add_listener(self._state_changed)
         client.start_async()
 
