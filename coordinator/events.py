@@ -386,6 +386,15 @@ CATALOGUE: Final = (
         "count topics",
         "No group has offsets of these deleted topics any more.",
     ),
+    _kind(
+        "topics.ends_disagree",
+        "warning",
+        "topic partition end client_id client_host other_end other_client_id other_client_host "
+        "advice",
+        "Two connections report ends of one partition that go back and forth: two sources have the "
+        "name of one topic, so no lag of it is right. Once a topic and ten minutes, and once a "
+        "second.",
+    ),
     # --- who may do what ---
     _kind(
         "acl.added", "info", "count rules by", "Rules of access are in force; the first in words."

@@ -11,7 +11,7 @@ spark = SparkSession.builder.master("local[2]").appName(name).getOrCreate()
 register(spark)
 orders = (
     spark.readStream.format("coordinated")
-    .options(coordinator="127.0.0.1:9310", group="etl-orders", topics="orders")
+    .options(coordinator="127.0.0.1:9310", group="etl-orders", topics="order-files")
     .options(log="folder", path="logs")
     .load()
 )

@@ -1,4 +1,7 @@
-"""Append to the log that spark_driver.py reads: a topic of four partitions in the folder `logs`."""
+"""Append to the log that spark_driver.py reads: a topic of four partitions in the folder `logs`.
+
+Its name is that of no other source: a coordinator knows topics by their names alone.
+"""
 
 import time
 from pathlib import Path
@@ -13,10 +16,10 @@ PARTITIONS = 4
 
 def main(batches: int = 60, pause_s: float = 1.0) -> None:
     """Append 100 orders to each partition, *batches* times."""
-    if Path("logs/orders").exists():
-        writer = FolderLogWriter("logs", "orders")
+    if Path("logs/order-files").exists():
+        writer = FolderLogWriter("logs", "order-files")
     else:
-        writer = FolderLogWriter.create("logs", "orders", SCHEMA, PARTITIONS)
+        writer = FolderLogWriter.create("logs", "order-files", SCHEMA, PARTITIONS)
     with writer:
         for _ in range(batches):
             for partition in range(PARTITIONS):

@@ -96,12 +96,14 @@ class Caller(NamedTuple):
 
     Attributes:
         only_own: Members of other principals are none to him, where a request names several.
+        connection: The number of the connection, 0 for what comes by none.
     """
 
     client_id: str
     client_host: str
     principal: str = ANONYMOUS
     only_own: bool = False
+    connection: int = 0
 
     @property
     def owner(self) -> str | None:

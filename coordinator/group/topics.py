@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Raw, structs
 
 from coordinator.group.core import Handlers, Step
+from coordinator.group.end_sources import ADVICE, EndSources
 from coordinator.group.lag import STEP_LOOKS, numbers_in_order
 from coordinator.group.registry import (
     EndReported,
@@ -84,6 +85,7 @@ class Topics:
             ReportEndOffsetsRequest: self._report_end_offsets,
         }
         self._is_loaded = False
+        self._sources = EndSources()
         self._changes: list[TopicChange] = []
         # Versions that were made here, each with the offset in front of which the log has it.
         self._appended: deque[tuple[int, int]] = deque()
@@ -105,6 +107,7 @@ class Topics:
         """Forget everything."""
         self.registry.reset()
         self._is_loaded = False
+        self._sources = EndSources()
         self._changes = []
         self._appended.clear()
 
@@ -268,6 +271,7 @@ class Topics:
                 hosts=(), is_deleted=True, version=version, is_observed=False
             )
             self._emit(step, deleted)
+            self._sources.forget(name)
             results.append(DeletedTopic(name, _OK))
         self._end_version(step, version, version)
         return DeleteTopicsResponse(_OK, tuple(results))
@@ -296,6 +300,8 @@ class Topics:
                     error = _FULL
                 else:
                     self._emit(step, EndReported(topic, partition, end_offset, now.wall_ms))
+                    if before is not None:
+                        self._compare(step, topic, before, end_offset)
                 checked.append(PartitionResult(partition, error))
             if is_repeated and registry.logs_repeats and not step.storage_full:
                 repeats = history.of(topic).repeats_to_log(now.mono_ms)
@@ -303,6 +309,26 @@ class Topics:
                     self._emit(step, EndsRepeated(topic, tuple(repeats), tuple(repeats.values())))
             results.append(TopicResult(topic, tuple(checked)))
         return ReportEndOffsetsResponse(_OK, tuple(results))
+
+    def _compare(self, step: Step, topic: str, before: EndOffset, end: int) -> None:
+        """Tell of two clients that report the ends of two sources."""
+        caller = step.caller
+        found = self._sources.changed(
+            topic, before.partition, before.end_offset, end, caller, step.now.mono_ms
+        )
+        if found is not None:
+            step.event(
+                "topics.ends_disagree",
+                topic=topic,
+                partition=before.partition,
+                end=end,
+                client_id=found.low.client_id,
+                client_host=found.low.client_host,
+                other_end=found.high_end,
+                other_client_id=found.high.client_id,
+                other_client_host=found.high.client_host,
+                advice=ADVICE,
+            )
 
     # --- looking ----------------------------------------------------------------------------
 

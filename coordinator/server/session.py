@@ -303,7 +303,12 @@ class Session:
         self._now = sessions.now
         self._clock_s = sessions.clock_s
         self.transport = transport
-        self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer, transport.principal)
+        self.caller = Caller(
+            DEFAULT_CLIENT_ID,
+            transport.peer,
+            transport.principal,
+            connection=sessions.telemetry.connections_accepted + 1,
+        )
         self.listener = listener
         self.is_closed = False
         # Names of its own for what every request looks at.

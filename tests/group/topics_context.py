@@ -30,6 +30,8 @@ from protocol.messages import (
 from tests.group.context import Context, R, returned
 from tests.group.node_context import last_per_key, roundtrip
 
+SPARK = Caller("spark", "10.0.0.1")
+
 Hosts = Mapping[int, tuple[str, ...]]
 
 
@@ -73,9 +75,9 @@ class TopicsContext(Context):
         super().crash(lost_batches)
         self.tell()
 
-    def ask(self, request: Request, of: type[R]) -> R:
+    def ask(self, request: Request, of: type[R], caller: Caller = SPARK) -> R:
         """Hand a request to the registry, and tell the groups what it changes."""
-        outcome = self.topics.handle(request, "token", Caller("spark", "10.0.0.1"), self.now)
+        outcome = self.topics.handle(request, "token", caller, self.now)
         self.keep(outcome)
         ((_, response, _, gated, _),) = outcome.replies
         assert gated

@@ -1,5 +1,6 @@
 """The commands of operators, as processes against a daemon."""
 
+import json
 import os
 import pty
 import subprocess
@@ -8,13 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from client.blocking import connect_blocking
 from protocol.messages import PartitionEnd, ReportEndOffsetsRequest, TopicEnds
-from tests.integration.daemon import ROOT, daemon, run_cli
+from protocol.partition import TopicPartition
+from tests.integration.daemon import ROOT, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -72,9 +75,42 @@ def test_the_lag_of_a_plain_consumer_is_there_without_registering_anything(tmp_p
             top = run("groups", "top", "--pattern", "read.*")
 
             assert top.stdout.splitlines()[1].split() == [
-                *("readers", "Stable", "1", "2", "1", "990", "-")
+                *("readers", "Stable", "1", "2", "1", "≥", "990", "-")
             ]
+            (told,) = json.loads(run("groups", "list", "--output", "json").stdout)
+            assert (told["lag"], told["unknown"]) == (990, 1)
             assert len(client.rebalances("readers")) == 1
+
+            assert run("topics", "report-end", "flights", "1", "9").stdout == "ok\n"
+            described = run("groups", "describe", "readers")
+            assert described.stdout.splitlines()[2].split()[2:6] == ["1", "10", "9", "-"]
+            assert "beyond the reported end" in described.stderr
+
+
+def test_two_sources_of_one_topic_name_are_told_of(tmp_path: Path) -> None:
+    """Each program is right about its own source; the log says that there are two."""
+    with daemon(tmp_path / "data") as one:
+        port = one.ready().port
+        assert at(port, "topics", "register", "orders", "1").returncode == 0
+        with (
+            connect_blocking(f"127.0.0.1:{port}", client_id="folder") as folder,
+            connect_blocking(f"127.0.0.1:{port}", client_id="kafka") as kafka,
+        ):
+            numbers = count()
+
+            def is_told() -> bool:
+                kafka.report_end_offsets({TopicPartition("orders", 0): 15_500 + next(numbers)})
+                folder.report_end_offsets({TopicPartition("orders", 0): 2_500})
+                return bool(one.events("topics.ends_disagree"))
+
+            until(is_told, "a line about both")
+        (line,) = one.events("topics.ends_disagree")
+        assert (line["topic"], line["client_id"], line["other_client_id"]) == (
+            "orders",
+            "folder",
+            "kafka",
+        )
+        assert line["client_host"] == line["other_client_host"] == "127.0.0.1"
 
 
 MEMBER = """

@@ -101,7 +101,7 @@ def test_the_readmes_daemon_driver_and_look_at_the_group_work(
         assert count == 1, folder
     monkeypatch.setattr(sys, "argv", ["spark_driver.py", "one"])
     with running([sys.executable, str(ROOT / "examples/write_orders.py")], tmp_path):
-        wait_until("the log", (tmp_path / "logs" / "orders" / "0").exists)
+        wait_until("the log", (tmp_path / "logs" / "order-files" / "0").exists)
         looking = threading.Thread(target=look_and_press, daemon=True)
         looking.start()
         exec(compile(driver, "README.md", "exec"), {"__name__": "readme"})
@@ -109,7 +109,9 @@ def test_the_readmes_daemon_driver_and_look_at_the_group_work(
 
     shown = BLOCKS["A Spark driver", "console"].splitlines()[1]
     assert seen[0].split() == shown.split()
-    assert [line.split()[:3] for line in seen[1:]] == [["etl-orders", "orders", n] for n in "0123"]
+    assert [line.split()[:3] for line in seen[1:]] == [
+        ["etl-orders", "order-files", n] for n in "0123"
+    ]
     assert seen[1].split()[6].startswith("spark-one-")
     assert spark.read.parquet(f"{tmp_path}/out/one/*").count() > 0
     assert not spark.streams.active
