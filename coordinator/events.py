@@ -422,11 +422,13 @@ CATALOGUE: Final = (
     _kind(
         "access.used",
         "info",
-        "principal peer api what left_out?",
+        "principal peer client_id api what left_out?",
         "Something was asked that only administrators may; each time. "
-        "Likewise, but once a principal, address and second, what takes from groups and topics: "
-        "deletions, AlterOffsets, AlterGroupRetention, and members of another principal taken out "
-        "or drained.",
+        "Likewise what takes from groups and topics: deletions, AlterOffsets (such as resets), "
+        "AlterGroupRetention, drains but of the client's own members, and members of another "
+        "principal taken out. Of these, ten different ones a principal, address and second, each "
+        "once; `left_out` were not told since. Where nobody has to say who they are, deletions, "
+        "AlterOffsets, AlterGroupRetention and drains are told, of `User:ANONYMOUS`.",
     ),
     _kind(
         "login.refused",

@@ -23,6 +23,7 @@ from coordinator.runtime.calls import Call, Gather, Token, gather_lists
 from coordinator.runtime.coordination import Coordination, NotLed
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.server.audit import TAKES_AWAY, Audit
 from coordinator.server.portions import Portion, portions, whole
 from protocol import messages as m
 from protocol.codec import PackedArray, encode
@@ -67,9 +68,13 @@ class Dispatcher:
 
     Attributes:
         known_shards: Of groups that were asked for: their ids are legal.
+        audit: Is told of what takes from groups and topics, also by clients without a name.
     """
 
-    def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
+    def __init__(
+        self, *, node: Node, settings: Settings, coordination: Coordination, audit: Audit
+    ) -> None:
+        self.audit = audit
         self._node = node
         self._registry = node.registry
         self._settings = settings
@@ -138,6 +143,8 @@ class Dispatcher:
             reason = self._coordination.why_unled(NODE_PARTITION)
             _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, _because(_IS_STARTING, reason))
             return
+        if type(request) in TAKES_AWAY and not self._drains_only_own(request, caller):
+            self.audit.used(request, caller, now)
         special = self._special.get(type(request))
         if special is not None:
             special(call, request, now)
@@ -145,6 +152,18 @@ class Dispatcher:
         shard = self._shard_for(call, request)
         if shard is not None:
             shard.handle(request, call, caller, now)
+
+    def _drains_only_own(self, request: Any, caller: Caller) -> bool:
+        """Say whether *request* drains, and only members that are certainly the caller's."""
+        if type(request) is not m.DrainMemberRequest:
+            return False
+        group = self.group(request.group_id)
+        members = () if group is None else group.members.values()
+        return caller.only_own or all(
+            one.principal is not None and one.principal == caller.principal
+            for one in members
+            if one.client_id == request.client_id
+        )
 
     def _join_group(self, call: Call, request: m.JoinGroupRequest, now: Now) -> None:
         shard = self._shard_for(call, request)

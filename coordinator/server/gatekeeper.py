@@ -29,7 +29,6 @@ only came too early.
 """
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count as counter
 from typing import Any, ClassVar, Final, Protocol
@@ -40,12 +39,11 @@ from msgspec import structs
 from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
-from coordinator.names import shortened
 from coordinator.runtime.bulkhead import Owner, attempt
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
-from coordinator.server.addresses import counted_as
 from coordinator.server.attempts import Attempts
+from coordinator.server.audit import asked, asker
 from coordinator.server.authorization import (
     IN_SLICES,
     NEEDS,
@@ -62,16 +60,13 @@ from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
 from protocol.acls import ANONYMOUS, Operation
 from protocol.errors import ErrorCode
-from protocol.messages import APIS, error_response, first_error
+from protocol.messages import error_response, first_error
 
 TRIES_MAX: Final = 3
 # Of everything before a log-in.
 STRANGER_REQUEST_BYTES_MAX: Final = 4_096
-AUDIT_PERIOD_MS: Final = 1_000
 # The events that others bring about, as fast as they like.
 REFUSALS: Final = frozenset({"access.refused", "login.refused"})
-_AUDITED_KEPT: Final = 1_000
-_NAMED_MAX: Final = 3
 _NEVER_MS: Final = 2**63
 
 _E = ErrorCode
@@ -89,17 +84,6 @@ PRIVILEGED: Final = frozenset(
         m.AlterClientQuotasRequest,
     }
 )
-# What takes from groups and topics that others live by is told, too, but not each time: to ask for
-# it again and again costs nothing where there is nothing left.
-_TAKES_AWAY: Final = frozenset(
-    {
-        m.AlterGroupRetentionRequest,
-        m.AlterOffsetsRequest,
-        m.DeleteGroupsRequest,
-        m.DeleteTopicsRequest,
-        m.OffsetDeleteRequest,
-    }
-)
 # They ask for nothing that somebody has to be allowed.
 _BEFORE_RIGHTS: Final = _LOG_IN | {m.ApiVersionsRequest}
 _RIGHTS: Final = {kind: check for kind, check in NEEDS.items() if kind not in _BEFORE_RIGHTS}
@@ -107,14 +91,6 @@ _RIGHTS: Final = {kind: check for kind, check in NEEDS.items() if kind not in _B
 _SPEAKS_FOR_MEMBER: Final = frozenset(
     {m.OffsetCommitRequest, m.HeartbeatRequest, m.JoinGroupRequest, m.SyncGroupRequest}
 )
-_NAME_OF: Final = {api.request: api.name for api in APIS.values()}
-# The fields of requests that say what is asked about.
-_NAMING: Final = (
-    *("group_id", "group_ids", "topics", "groups", "offsets_partition", "journal"),
-    *("members", "client_id"),
-)
-# The fields of what is named, where that is more than a name.
-_NAMES: Final = ("topic", "group_id", "member_id", "group_instance_id")
 
 
 class LogIn(Protocol):
@@ -193,31 +169,6 @@ class Later:
                 attempt(*heapq.heappop(self._heap)[2:])
 
 
-class Audit:
-    """Tells what somebody brings about as fast as he likes: once a second, principal and address.
-
-    Each event has a second of its own.
-    """
-
-    def __init__(self, emit: Callable[[str, dict[str, Any]], None]) -> None:
-        self._emit = emit
-        # By event, principal and address: when it was told last, and how many were not told since.
-        self._told: OrderedDict[tuple[str, str, str], tuple[int, int]] = OrderedDict()
-
-    def tell(self, event: str, principal: str, peer: str, now_ms: int, **fields: Any) -> None:
-        """Tell it, or count it for the next one."""
-        key = (event, principal, counted_as(peer))
-        told = self._told.pop(key, None)
-        if told is not None and now_ms - told[0] < AUDIT_PERIOD_MS:
-            self._told[key] = (told[0], told[1] + 1)
-            return
-        if len(self._told) >= _AUDITED_KEPT:
-            self._told.popitem(last=False)
-        self._told[key] = (now_ms, 0)
-        left_out = 0 if told is None else told[1]
-        self._emit(event, {"principal": principal, "peer": peer, **fields, "left_out": left_out})
-
-
 class Gatekeeper:
     """What all gates of a process share.
 
@@ -256,7 +207,7 @@ class Gatekeeper:
         self.begin_log_in = begin_log_in
         self.telemetry = telemetry
         self.emit = emit
-        self.audit = Audit(emit)
+        self.audit = dispatcher.audit
         self.attempts = Attempts()
         self.later = Later()
         self.knows_users = knows_users
@@ -418,12 +369,9 @@ class Gate:
             self._dispatch_allowed(call, request, caller, now)
 
     def _dispatch_allowed(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
-        """Have it decided, and tell the audit if others live by what that may take."""
+        """Have it decided, and tell the audit if only administrators may ask for it."""
         if type(request) in PRIVILEGED:
-            fields = {"principal": caller.principal, "peer": self._peer}
-            self._keeper.emit("access.used", {**fields, **_asked(request)})
-        elif type(request) in _TAKES_AWAY:
-            self._tell("access.used", request, caller, now)
+            self._keeper.emit("access.used", {**asker(caller), **asked(request)})
         self._dispatcher.dispatch(call, caller, now)
 
     def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
@@ -510,7 +458,7 @@ class Gate:
         if verdict is None:
             return None
         if access.may_with_group(request.group_id, Operation.ALTER):
-            self._tell("access.used", request, caller, now)
+            self._keeper.audit.used(request, caller, now)
             return None
         self._tell_anothers(request, caller, now)
         return verdict
@@ -523,9 +471,7 @@ class Gate:
         members = () if group is None else group.members.values()
         named = [one for one in members if one.client_id == request.client_id]
         others = [one for one in named if caller.is_anothers(one.principal)]
-        if others and access.may_with_group(request.group_id, Operation.ALTER):
-            self._tell("access.used", request, caller, now)
-        elif others:
+        if others and not access.may_with_group(request.group_id, Operation.ALTER):
             caller = caller._replace(only_own=True)
             if len(others) == len(named):
                 self._tell_anothers(
@@ -618,7 +564,7 @@ class Gate:
         self, event: str, request: m.Request, caller: Caller, now: Now, **fields: Any
     ) -> None:
         principal, now_ms = caller.principal, now.mono_ms
-        self._keeper.audit.tell(event, principal, self._peer, now_ms, **_asked(request), **fields)
+        self._keeper.audit.tell(event, principal, self._peer, now_ms, **asked(request), **fields)
 
 
 class _Judging:
@@ -709,26 +655,3 @@ def _unknown_member(request: Any) -> m.Response:
 
 def _no_member(member_id: str) -> str:
     return f"the group knows no member {member_id!r}"
-
-
-def _asked(request: m.Request) -> dict[str, str]:
-    return {"api": _NAME_OF[type(request)], "what": _what(request)}
-
-
-def _what(request: Any) -> str:
-    """Return the groups, topics and members that it names, the first ones; nothing else of it."""
-    parts = []
-    for field in _NAMING:
-        value = getattr(request, field, None)
-        if value is None:
-            continue
-        items = value if isinstance(value, tuple) else (value,)
-        more = f" and {len(items) - _NAMED_MAX} more" if len(items) > _NAMED_MAX else ""
-        parts.append(f"{field}: {', '.join(map(shortened, map(_name, items[:_NAMED_MAX])))}{more}")
-    return "; ".join(parts)
-
-
-def _name(item: Any) -> str:
-    if isinstance(item, str | int):
-        return str(item)
-    return next(filter(None, (getattr(item, field, None) for field in _NAMES)), "")

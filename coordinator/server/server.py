@@ -17,6 +17,7 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import Telemetry
 from coordinator.runtime.timekeeper import LATE_MS
+from coordinator.server.audit import Audit
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.gatekeeper import Gatekeeper, LogIn
@@ -53,7 +54,12 @@ class Server:
     ) -> None:
         """Make it over the *environment* of *node*; see `Gatekeeper` for the last two."""
         self.coordination = coordination
-        self.dispatcher = Dispatcher(node=node, settings=settings, coordination=coordination)
+        self.dispatcher = Dispatcher(
+            node=node,
+            settings=settings,
+            coordination=coordination,
+            audit=Audit(environment.emit_event),
+        )
         self.gatekeeper = Gatekeeper(
             dispatcher=self.dispatcher,
             authorizer=authorizer,

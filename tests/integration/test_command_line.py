@@ -55,6 +55,14 @@ def test_a_group_from_its_first_offsets_to_its_end(tmp_path: Path) -> None:
         assert "deleted" in forget("--yes").stdout
         assert run("groups", "delete", "g", "h", "--yes").stdout == "g: deleted\n"
         assert run("groups", "list", "--state", "empty").stdout.count("\n") == 1
+        used = {(line["api"], line["what"]): line for line in one.events("access.used")}
+        assert {
+            ("AlterGroupRetention", "group_id: g"),
+            ("OffsetDelete", "group_id: g; topics: t"),
+            ("DeleteGroups", "group_ids: g"),
+        } <= used.keys()
+        assert {line["peer"] for line in used.values()} == {"127.0.0.1"}
+        assert {line["client_id"] for line in used.values()} == {"group-coordinator"}
         one.stop()
         assert run("groups", "list").returncode == 69
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from coordinator.server.addresses import counted_as, named
-from coordinator.server.gatekeeper import AUDIT_PERIOD_MS, Audit
+from coordinator.server.audit import AUDIT_PERIOD_MS, Audit
 from coordinator.server.transport import SocketTransport, listen
 from protocol.acls import ANONYMOUS, canonical_address, host_problem
 from protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
