@@ -1,5 +1,6 @@
 """`connect` and `Client`: the way in."""
 
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,7 +46,8 @@ async def connect(
         address: "host:port" of any node, or several to begin with; if one fails, the next is
             tried.
         client_id: How logs and operators see this program; member ids begin with it.
-        request_timeout_ms: How long each call goes on trying.
+        request_timeout_ms: How long each call of the client goes on trying; for those of a member
+            see `Client.join`.
         leave_timeout_ms: How long leaving may take, at most.
         retry: Pauses between attempts.
         rng: Where the jitter of the pauses comes from.
@@ -105,6 +107,10 @@ def _check_connect(client_id: object, **times_ms: object) -> None:
     if not isinstance(client_id, str) or not client_id:
         raise ValueError(f"client_id must be a name, not {client_id!r}")
     _check_name("client_id", client_id)
+    _check_times(**times_ms)
+
+
+def _check_times(**times_ms: object) -> None:
     for name, ms in times_ms.items():
         if not isinstance(ms, int | float) or not ms >= 0:
             raise ValueError(f"{name} must be a number of milliseconds, not {ms!r}")
@@ -191,6 +197,7 @@ class Client(OperatorCalls):
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
         auto_commit_interval_ms: int | None = None,
+        request_timeout_ms: int | None = None,
     ) -> Member:
         """Return a member of *group*, for ``async with``; `Member.assignment` joins.
 
@@ -221,11 +228,15 @@ class Client(OperatorCalls):
             on_lost: Called with those that somebody else has already.
             auto_commit_interval_ms: Commit what was stored (see `Member.store`) so often, and
                 before partitions are given up.
+            request_timeout_ms: How long `Member.assignment`, `Member.fetch` and `Member.commit` go
+                on trying while the coordinator is away. None: until it answers.
 
         Raises:
             ValueError: An argument makes no sense.
         """
         _check_join(group, topics, pattern, assignors, auto_commit_interval_ms)
+        if request_timeout_ms is not None:
+            _check_times(request_timeout_ms=request_timeout_ms)
         if group_instance_id is not None:
             _check_name("group_instance_id", group_instance_id)
         config = MembershipConfig(
@@ -246,7 +257,6 @@ class Client(OperatorCalls):
             self._nursery,
             self._router,
             self._offset_calls,
-            self,
             config=config,
             assignors=assignors,
             partitions=partitions,
@@ -257,6 +267,7 @@ class Client(OperatorCalls):
                 Change.LOST: on_lost,
             },
             auto_commit_interval_ms=auto_commit_interval_ms,
+            request_timeout_ms=math.inf if request_timeout_ms is None else request_timeout_ms,
             leave_timeout_ms=self._leave_timeout_ms,
         )
         self._members = [other for other in self._members if not other.has_left]

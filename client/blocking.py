@@ -150,6 +150,7 @@ class BlockingClient(ClientFacade, InThread[Client]):
         on_revoked: BlockingCallback | None = None,
         on_lost: BlockingCallback | None = None,
         auto_commit_interval_ms: int | None = None,
+        request_timeout_ms: int | None = None,
     ) -> Iterator["BlockingMember"]:
         """See `client.Client.join`. All functions run in worker threads: they may block.
 
@@ -173,6 +174,7 @@ class BlockingClient(ClientFacade, InThread[Client]):
             on_revoked=on_revoked and partial(_call_back, on_revoked),
             on_lost=on_lost and partial(_call_back, on_lost),
             auto_commit_interval_ms=auto_commit_interval_ms,
+            request_timeout_ms=request_timeout_ms,
         )
         blocking = BlockingMember(self, member)
         try:

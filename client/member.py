@@ -21,6 +21,7 @@ from client.exceptions import (
     CoordinatorUnavailable,
     FatalError,
     MemberLost,
+    OutcomeUnknown,
     Rebalanced,
     error_info,
 )
@@ -44,6 +45,7 @@ from client.offsets import (
     Offsets,
     Owner,
     commit_request,
+    left_ms,
     with_metadata,
 )
 from client.operators import Lag, TopicCalls, group_lag, names_of
@@ -93,7 +95,6 @@ class Member:
         nursery: trio.Nursery,
         router: Router,
         offset_calls: OffsetCalls,
-        topic_calls: TopicCalls,
         *,
         config: MembershipConfig,
         assignors: Sequence[Assignor],
@@ -101,17 +102,20 @@ class Member:
         register: bool,
         callbacks: Mapping[Change, Callback | None],
         auto_commit_interval_ms: int | None,
+        request_timeout_ms: float,
         leave_timeout_ms: int,
     ) -> None:
         self._client_nursery = nursery
         self._router = router
         self._offset_calls = offset_calls
         register_ms = min(REGISTER_MS_MAX, config.rebalance_timeout_ms // REGISTER_SHARE)
+        topic_calls = TopicCalls(router, request_timeout_ms)
         leading = Leading(assignors, partitions, topic_calls, register_ms if register else None)
         self._machine = Membership(config, leading.user_data)
-        self._driver = Driver(self._machine, router, topic_calls, leading)
+        self._driver = Driver(self._machine, router, topic_calls, leading, request_timeout_ms)
         auto = auto_commit_interval_ms is not None
         self._commits = Commits(self._machine, self._driver, router, offset_calls, auto)
+        self._request_timeout_ms = request_timeout_ms
         self._callbacks = callbacks
         self._auto_commit_interval_ms = auto_commit_interval_ms
         self._leave_timeout_ms = leave_timeout_ms
@@ -185,7 +189,8 @@ class Member:
         out of here; one that was cancelled is called again by the next call.
 
         Raises:
-            CoordinatorUnavailable: No coordinator could be reached in time. Call again.
+            CoordinatorUnavailable: No coordinator could be reached within the member's request
+                timeout; without one it waits. Call again.
             FatalError: Joining again won't help; make another member.
             ClientClosed: This member has left.
             Exception: What the caller's own ``partitions`` (asked of the leader only),
@@ -233,7 +238,7 @@ class Member:
         try:
             if step.change is Change.REVOKED:
                 await self._call(step)
-                await self._commits.give_up(step.partitions)
+                await self._commits.give_up(step.partitions, self._request_timeout_ms)
                 self._commits.forget(step.partitions)
                 self._machine.told(step)
             else:
@@ -305,29 +310,33 @@ class Member:
         offsets: Offsets | None = None,
         expected: Mapping[TopicPartition, int] | None = None,
         *,
-        timeout_ms: int | None = None,
+        timeout_ms: float | None = None,
     ) -> None:
         """Store *offsets*: each is the next offset to read, not the last one that was read.
 
-        When this returns, they survive a crash of the coordinator. While the group of a
-        cooperative member rebalances, a commit may take as long as the others need to sync.
+        When this returns, they survive a crash of the coordinator. While the coordinator is away,
+        it is tried again until the offsets are stored or refused. While the group of a cooperative
+        member rebalances, a commit may take as long as the others need to sync.
 
         Args:
             offsets: Only of partitions that are assigned in the current generation; None
                 commits what was stored with `store`.
             expected: What must be committed so far, per partition; -1 for nothing. A partition
                 that it doesn't name isn't checked.
-            timeout_ms: How long to try; by default the client's request timeout.
+            timeout_ms: How long to try; None: as long as the member was told, which is without an
+                end by default.
 
         Raises:
             Rebalanced: The group moved on; nothing was stored. Call `assignment`.
             MemberLost: The group removed this member; nothing was stored. Call `assignment`.
             CommitRefused: Some partitions were refused, the others are stored.
-            OutcomeUnknown: No definite answer in time. Repeat the same call, or read back.
+            OutcomeUnknown: An attempt was not answered, and then time was up or the group had
+                moved on. Call `assignment`, then `fetch`: that tells which offsets are stored.
             CoordinatorUnavailable: Nobody could be reached in time; nothing was stored.
             FatalError: Repeating it does not help.
             ValueError: An argument makes no sense.
         """
+        timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         if offsets is not None:
             await self._commits.commit(offsets, expected, timeout_ms)
         elif expected is not None:
@@ -336,11 +345,12 @@ class Member:
             await self._commits.commit_stored(self._machine.usable, timeout_ms)
 
     async def fetch(
-        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
+        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of *partitions*, or of the whole group (None).
 
-        A partition that nothing was committed for is left out.
+        A partition that nothing was committed for is left out. While the coordinator is away, this
+        waits as `commit` does.
 
         Raises:
             CoordinatorUnavailable: Nobody could be reached in time.
@@ -350,6 +360,7 @@ class Member:
         owner = Owner(
             machine.generation, machine.member_id, machine.config.group_instance_id, machine.usable
         )
+        timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._offset_calls.fetch(self.group_id, partitions, timeout_ms, owner)
 
     async def lag(self) -> dict[TopicPartition, Lag]:
@@ -459,7 +470,7 @@ class Commits:
         self,
         offsets: Offsets,
         expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
+        timeout_ms: float,
     ) -> None:
         """Commit *offsets*; they stand for what was stored of these partitions before."""
         self._check_kept()
@@ -467,7 +478,7 @@ class Commits:
         await self._commit(offsets, expected, timeout_ms)
 
     async def commit_stored(
-        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None
+        self, partitions: tuple[TopicPartition, ...], timeout_ms: float
     ) -> None:
         """Commit what is stored of *partitions*."""
         self._check_kept()
@@ -487,9 +498,7 @@ class Commits:
             raise
         self._forget_if_unchanged(offsets)
 
-    async def give_up(
-        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None = None
-    ) -> None:
+    async def give_up(self, partitions: tuple[TopicPartition, ...], timeout_ms: float) -> None:
         """Commit what is stored of *partitions*, if auto-commit is on, before they go.
 
         Raises:
@@ -501,6 +510,10 @@ class Commits:
             await self.commit_stored(partitions, timeout_ms)
         except Rebalanced:
             pass  # They are gone already.
+        except OutcomeUnknown as exc:
+            if exc.group_code is None:
+                raise
+            # The same; an earlier attempt may have been stored.
         except (CommitRefused, FatalError) as exc:
             logger.warning("before partitions were given up: %s", exc)
 
@@ -525,7 +538,8 @@ class Commits:
             if self._machine.lost:
                 continue
             try:
-                await self.commit_stored(self._machine.usable, None)
+                # Bounded, so that an outage is told; the next interval goes on.
+                await self.commit_stored(self._machine.usable, self._router.request_timeout_ms)
             except Rebalanced:
                 pass  # The next `assignment` tells the caller.
             except CoordinatorError as exc:
@@ -557,7 +571,7 @@ class Commits:
         self,
         offsets: Offsets,
         expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
+        timeout_ms: float,
     ) -> None:
         if self._machine.config.cooperative:
             await self._commit_through(offsets, expected, self._router.deadline_s(timeout_ms))
@@ -588,8 +602,7 @@ class Commits:
                     raise refusal or Rebalanced(f"given up meanwhile; nothing was stored: {listed}")
                 refused_in = machine.generation
                 try:
-                    left_ms = math.ceil((deadline_s - trio.current_time()) * 1000)
-                    await self._send(offsets, expected, left_ms)
+                    await self._send(offsets, expected, left_ms(deadline_s))
                 except MemberLost:
                     raise
                 except Rebalanced as exc:
@@ -612,7 +625,7 @@ class Commits:
         self,
         offsets: Offsets,
         expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
+        timeout_ms: float,
     ) -> None:
         machine = self._machine
         config, generation, member_id = machine.config, machine.generation, machine.member_id
@@ -660,6 +673,7 @@ class Driver:
     _router: Router
     _topic_calls: TopicCalls
     _leading: "Leading"
+    _request_timeout_ms: float
     _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     _tasks: trio.Nursery | None = None
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -771,10 +785,10 @@ class Driver:
     async def _send(self, action: Send) -> None:
         await self._pause(action.rejoins)
         request = action.request
-        timeout_ms = attempt_ms = None
+        timeout_ms, attempt_ms = self._request_timeout_ms, None
         if isinstance(request, HeartbeatRequest):
-            timeout_ms = self._machine.config.session_timeout_ms
-            attempt_ms = max(HEARTBEAT_ATTEMPT_MS_MIN, timeout_ms // 3)
+            timeout_ms = session_ms = self._machine.config.session_timeout_ms
+            attempt_ms = max(HEARTBEAT_ATTEMPT_MS_MIN, session_ms // 3)
         try:
             reply = await self._router.call(
                 request,

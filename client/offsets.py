@@ -100,7 +100,7 @@ class OffsetCalls:
         self._order = CommitOrder()
 
     @trio.lowlevel.enable_ki_protection
-    async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
+    async def commit(self, request: OffsetCommitRequest, timeout_ms: float | None) -> None:
         """Send *request* until its outcome is known; see `client.member.Member.commit`."""
         partitions = [
             (request.group_id, topic.topic, one.partition)
@@ -125,7 +125,7 @@ class OffsetCalls:
         self,
         request: OffsetCommitRequest,
         partitions: list[tuple[str, str, int]],
-        timeout_ms: int | None,
+        timeout_ms: float | None,
     ) -> None:
         deadline_s = self._router.deadline_s(timeout_ms)
         async with self._order.turn(partitions, deadline_s):
@@ -157,7 +157,7 @@ class OffsetCalls:
         self,
         group_id: str,
         partitions: Iterable[TopicPartition] | None,
-        timeout_ms: int | None,
+        timeout_ms: float | None,
         owner: Owner | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return committed offsets; see `client.member.Member.fetch`. An owner asks for its own."""

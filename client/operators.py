@@ -144,10 +144,14 @@ class TopicSource(NamedTuple):
 
 
 class TopicCalls:
-    """The part of `client.Client` that knows topics: how many partitions, how far they reach."""
+    """The part of `client.Client` that knows topics: how many partitions, how far they reach.
 
-    def __init__(self, router: Router) -> None:
+    *timeout_ms* bounds a look at topics; None: the client's request timeout.
+    """
+
+    def __init__(self, router: Router, timeout_ms: float | None = None) -> None:
         self._router = router
+        self._look_timeout_ms = timeout_ms
 
     async def describe_topics(
         self,
@@ -174,7 +178,9 @@ class TopicCalls:
             start_after = found[-1].topic if found and names is None else ""
             wanted = None if names is None else names[len(found) : len(found) + size]
             request = m.DescribeTopicsRequest(wanted, pattern, with_end_offsets, start_after, size)
-            response = await self._router.ask(request, m.DescribeTopicsResponse)
+            response = await self._router.ask(
+                request, m.DescribeTopicsResponse, timeout_ms=self._look_timeout_ms
+            )
             if response.error == ErrorCode.RESPONSE_TOO_LARGE and size > 1:
                 size //= 2
                 continue

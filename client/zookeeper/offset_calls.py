@@ -51,22 +51,27 @@ def offset_calls(router: Router, storage: OffsetStorage) -> OffsetCalls:
     """
     if storage.zookeeper is None or not storage.uses_zookeeper:
         return OffsetCalls(router)
-    nodes = Nodes(ZnodeOffsets(Ensemble(storage.zookeeper)))
+    nodes = Nodes(ZnodeOffsets(Ensemble(storage.zookeeper)), router.request_timeout_ms / 1000)
     kind = DualCalls if storage.is_dual else ZooKeeperCalls
     return kind(router, storage, nodes)
 
 
 class Nodes:
-    """The znodes, for tasks of trio: everything there blocks, and so is done in threads."""
+    """The znodes, for tasks of trio: everything there blocks, and so is done in threads.
 
-    def __init__(self, znodes: ZnodeOffsets) -> None:
+    ZooKeeper has *most_s* to answer, also where the caller waits for the coordinator without an
+    end: what it doesn't answer is told at once.
+    """
+
+    def __init__(self, znodes: ZnodeOffsets, most_s: float) -> None:
         self._znodes = znodes
+        self._most_s = most_s
 
     async def read(
         self, group_id: str, partitions: list[TopicPartition] | None, deadline_s: float
     ) -> dict[TopicPartition, int]:
         """See `ZnodeOffsets.fetch`."""
-        left_s = left_ms(deadline_s) / 1000
+        left_s = self._left_s(deadline_s)
         return await _in_thread(partial(self._znodes.fetch, group_id, partitions, left_s))
 
     async def write(
@@ -81,7 +86,7 @@ class Nodes:
             self._znodes.commit,
             request.group_id,
             offsets,
-            left_ms(deadline_s) / 1000,
+            self._left_s(deadline_s),
             caller,
             is_reset=not request.member_id,
         )
@@ -89,6 +94,9 @@ class Nodes:
             await _in_thread(work)
         finally:
             caller.is_gone = True
+
+    def _left_s(self, deadline_s: float) -> float:
+        return min(left_ms(deadline_s) / 1000, self._most_s)
 
     async def close(self) -> None:
         """End the session with ZooKeeper."""

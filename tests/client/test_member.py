@@ -207,8 +207,8 @@ async def test_a_coordinator_that_is_away_while_joining_is_an_error_that_passes(
 ) -> None:
     """The same member joins when it is back."""
     async with (
-        world.connect(request_timeout_ms=3_000) as client,
-        client.join("g", ["t"], {"t": 2}) as member,
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, request_timeout_ms=3_000) as member,
     ):
         world.server.script(m.JoinGroupRequest, *[15] * 30)
         with pytest.raises(CoordinatorUnavailable):

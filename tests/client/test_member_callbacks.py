@@ -1,6 +1,6 @@
 """What a member tells its caller about partitions, and when: each coming and going once."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
@@ -319,6 +319,13 @@ def failing_once(told: Told, name: str) -> dict[str, Any]:
     return {**told.all, name: told(name, fail)}
 
 
+# Gives up on a coordinator that is away, and doesn't commit before that by itself.
+IMPATIENT: Final[dict[str, Any]] = {
+    "request_timeout_ms": 2_000,
+    "auto_commit_interval_ms": 60_000,
+}
+
+
 async def outage(world: World, member: Member, tp: TopicPartition) -> None:
     """Let what is stored of *tp* be impossible to commit while `assignment` gives it up."""
     member.store({tp: 5})
@@ -342,8 +349,8 @@ async def test_what_was_revoked_is_not_lost_once_more(
     """The caller let go of it; only its stored offsets could not be committed in time."""
     told = Told()
     async with (
-        world.connect(request_timeout_ms=2_000) as client,
-        client.join("g", ["t"], {"t": 2}, auto_commit_interval_ms=60_000, **told.all) as member,
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, **IMPATIENT, **told.all) as member,
     ):
         await member.assignment()
         await member.request_rejoin("test")
@@ -384,8 +391,8 @@ async def test_only_what_was_not_revoked_goes_later(
     """A cooperative member has given up one partition; the others go with its membership."""
     told = Told()
     async with (
-        world.connect(request_timeout_ms=2_000) as client,
-        join(client, {"t": 3}, auto_commit_interval_ms=60_000, **told.all) as member,
+        world.connect() as client,
+        join(client, {"t": 3}, **IMPATIENT, **told.all) as member,
     ):
         await member.assignment()
         await rebalance(world, member, joined(2), synced(T0, T1))

@@ -258,9 +258,14 @@ async def test_an_outage_holds_the_partitions_until_their_offsets_are_committed(
     """Giving them up uncommitted would have the next owner do it all again; calling again helps."""
     told: list[object] = []
     async with (
-        world.connect(request_timeout_ms=2_000) as client,
+        world.connect() as client,
         client.join(
-            "g", ["t"], {"t": 2}, auto_commit_interval_ms=60_000, on_revoked=told.append
+            "g",
+            ["t"],
+            {"t": 2},
+            auto_commit_interval_ms=60_000,
+            on_revoked=told.append,
+            request_timeout_ms=2_000,
         ) as member,
     ):
         await member.assignment()

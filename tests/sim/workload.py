@@ -235,6 +235,8 @@ class Driver:
                 rebalance_timeout_ms=rng.choice((3_000, 6_000)),
                 assignors=self._assignors(),
                 group_instance_id=self._instance_id,
+                # Some wait for as long as it takes, others see errors that pass.
+                request_timeout_ms=rng.choice((None, 5_000)),
             ) as member,
         ):
             self.member = member

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -20,10 +20,11 @@ from client import (
     OffsetAndMetadata,
     OutcomeUnknown,
 )
+from client.api import REQUEST_TIMEOUT_MS
 from client.zookeeper import offset_calls
 from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.storage import COORDINATOR, ZOOKEEPER, OffsetStorage
-from client.zookeeper.znodes import Create, Read, offsets_path
+from client.zookeeper.znodes import Create, Read, Reply, Request, offsets_path
 from protocol.partition import TopicPartition
 from tests.client.served import Served, served
 from tests.fakes.znodes import Znodes
@@ -258,6 +259,30 @@ async def test_while_zookeeper_is_away_nothing_is_fetched(
     async with served() as daemon, joined(daemon, storage) as client:
         with pytest.raises(CoordinatorUnavailable, match="no server answered in time"):
             await client.fetch_offsets("g", [P0])
+
+
+async def test_zookeeper_has_an_end_where_a_member_waits_without_one(
+    znodes: Znodes, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waited for ever would hold up the end of the program."""
+    allowed_s: list[float] = []
+    ask = znodes.ask
+
+    def noted(requests: Sequence[Request], timeout_s: float) -> list[Reply]:
+        allowed_s.append(timeout_s)
+        return ask(requests, timeout_s)
+
+    monkeypatch.setattr(znodes, "ask", noted)
+    async with (
+        served() as daemon,
+        joined(daemon, DUAL) as client,
+        client.join("g", ["t"], {"t": 1}) as member,
+    ):
+        await member.assignment()
+        await member.commit({P0: 4})
+        assert await member.fetch([P0]) == {P0: OffsetAndMetadata(4)}
+    assert len(allowed_s) >= 2
+    assert max(allowed_s) <= REQUEST_TIMEOUT_MS / 1000
 
 
 async def test_nothing_was_stored_where_nothing_was_sent(

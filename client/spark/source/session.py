@@ -200,6 +200,8 @@ class BlockingSession:
                 group_instance_id=options.group_instance_id,
                 host=options.host,
                 register=False,  # Told by the reporter, unless the option says no.
+                # Not without an end: Spark asks again, and the reader tells why it waits.
+                request_timeout_ms=options.request_timeout_ms,
                 on_lost=self._note_loss,
             )
             member = stack.enter_context(self._join(topics=topics, reason="a Spark query starts"))
