@@ -2,8 +2,9 @@
 
 import trio
 from source import handle, read
+from stopping import until_stopped
 
-from client import Rebalanced, TopicPartition, connect
+from client import OutcomeUnknown, Rebalanced, TopicPartition, connect
 
 
 async def main() -> None:
@@ -27,8 +28,8 @@ async def main() -> None:
                 return
             try:
                 await member.commit(ends)
-            except Rebalanced:
-                print("handled, and not stored: the next owner does it again")
+            except (Rebalanced, OutcomeUnknown):
+                print("handled, and maybe not stored: then the next owner does it again")
 
 
-trio.run(main)
+trio.run(until_stopped, main)

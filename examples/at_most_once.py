@@ -2,8 +2,9 @@
 
 import trio
 from source import handle, read
+from stopping import until_stopped
 
-from client import Rebalanced, TopicPartition, connect
+from client import OutcomeUnknown, Rebalanced, TopicPartition, connect
 
 
 async def main() -> None:
@@ -26,10 +27,10 @@ async def main() -> None:
                 return
             try:
                 await member.commit(ends)
-            except Rebalanced:
-                continue  # Nothing was stored, and nothing handled: the next owner reads it.
+            except (Rebalanced, OutcomeUnknown):
+                continue  # Nothing was handled: what was not stored, the next owner reads.
             for message in messages:
                 handle(message)
 
 
-trio.run(main)
+trio.run(until_stopped, main)

@@ -3,6 +3,7 @@
 python beside_old_consumers.py zk1:2181,zk2:2181/kafka GROUP TOPIC
 """
 
+import signal
 import sys
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from client import CoordinatorUnavailable, OutcomeUnknown, Rebalanced
 from client.zookeeper.forms import join_blocking
 
 zookeeper, group, topic = sys.argv[1:]
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the group is left.
 with suppress(KeyboardInterrupt), join_blocking(zookeeper, group, [topic]) as consumer:
     while True:
         assignment = consumer.assignment()  # Hands over what others wait for.

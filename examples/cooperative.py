@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import trio
+from stopping import until_stopped
 
 from client import Client, CooperativeStickyAssignor, Member, TopicPartition, connect
 
@@ -41,4 +42,4 @@ async def main() -> None:
             nursery.start_soon(read, two)
 
 
-trio.run(main)
+trio.run(until_stopped, main)

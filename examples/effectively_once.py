@@ -8,8 +8,9 @@ import sqlite3
 
 import trio
 from source import read
+from stopping import until_stopped
 
-from client import CommitRefused, Rebalanced, TopicPartition, connect
+from client import CommitRefused, OutcomeUnknown, Rebalanced, TopicPartition, connect
 
 db = sqlite3.connect("results.db")
 db.execute("CREATE TABLE IF NOT EXISTS results (message TEXT)")
@@ -52,8 +53,8 @@ async def main() -> None:
                 expected = committed[tp].offset if tp in committed else -1
                 try:
                     await member.commit({tp: start + len(batch)}, {tp: expected})
-                except (Rebalanced, CommitRefused):
+                except (Rebalanced, CommitRefused, OutcomeUnknown):
                     print("the group's offset follows with the next commit")
 
 
-trio.run(main)
+trio.run(until_stopped, main)

@@ -2,8 +2,9 @@
 
 import trio
 from source import handle, read
+from stopping import until_stopped
 
-from client import Client, Rebalanced, connect
+from client import Client, OutcomeUnknown, Rebalanced, connect
 
 
 async def reader(client: Client, group: str, name: str) -> None:
@@ -20,7 +21,7 @@ async def reader(client: Client, group: str, name: str) -> None:
                 return
             try:
                 await member.commit({tp: starts[tp] + len(batches[tp]) for tp in batches})
-            except Rebalanced:
+            except (Rebalanced, OutcomeUnknown):
                 continue
             for batch in batches.values():
                 for message in batch:
@@ -38,4 +39,4 @@ async def main() -> None:
         nursery.start_soon(reader, client, "audit", "one")
 
 
-trio.run(main)
+trio.run(until_stopped, main)

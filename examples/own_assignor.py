@@ -6,6 +6,7 @@ All members of a group must offer it. It decides for everybody, in the member th
 from collections.abc import Mapping, Sequence
 
 import trio
+from stopping import until_stopped
 
 from client import MemberSubscription, TopicPartition, connect
 
@@ -39,4 +40,4 @@ async def main() -> None:
         print([group.protocol_name for group in await client.describe_groups(["own-assignor"])])
 
 
-trio.run(main)
+trio.run(until_stopped, main)

@@ -1,6 +1,7 @@
 """A pattern of topics: those that come later, and partitions that are added, are read as well."""
 
 import trio
+from stopping import until_stopped
 
 from client import Client, connect
 
@@ -28,4 +29,4 @@ async def main() -> None:
             await member.wait_rebalance_needed()
 
 
-trio.run(main)
+trio.run(until_stopped, main)

@@ -23,4 +23,4 @@ def write(rows: DataFrame, batch: int) -> None:
 
 
 query = orders.writeStream.foreachBatch(write).option("checkpointLocation", f"checkpoints/{name}")
-run_until_stopped(query.start())  # Until Ctrl-C: a planned stop, nothing is processed twice.
+run_until_stopped(query.start())  # Until Ctrl-C or SIGTERM; nothing is processed twice.

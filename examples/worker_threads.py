@@ -1,5 +1,6 @@
 """A worker thread per partition: order within each, and none waits for another."""
 
+import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -40,7 +41,10 @@ def start(partitions: tuple[TopicPartition, ...]) -> None:
         workers[tp] = pool.submit(work, tp, queues[tp], positions[tp])
 
 
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the group is left.
+
 with (
+    suppress(KeyboardInterrupt),
     ThreadPoolExecutor(max_workers=100) as pool,
     connect_blocking("127.0.0.1:9310", client_id="example") as client,
     client.join(

@@ -1,7 +1,8 @@
 """The client against the whole daemon, in one trio run: no sockets, no disk, virtual time."""
 
+import errno
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -92,3 +93,73 @@ async def served(*settings: str, disk: Disk | None = None) -> AsyncIterator[Serv
     """Run a daemon as long as the block lasts; groups begin without a delay."""
     async with world("group.initial.rebalance.delay.ms=0", *settings, disk=disk) as daemon:
         yield Served(daemon)
+
+
+class Restarted:
+    """A daemon that is killed and started again on its disk, and the way of each program to it.
+
+    Attributes:
+        cut_off: The programs that can't reach it, though it runs.
+
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.cut_off: set[str] = set()
+        self._nursery = nursery
+        self._disk = Disk()
+        self._starts = 0
+        self._daemon: World | None = None
+        self._life = trio.CancelScope()
+        self._ended = trio.Event()
+        self._wires: list[tuple[str, Wire]] = []
+
+    async def start(self) -> None:
+        """Start it."""
+        await self._nursery.start(self._run)
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
+        self._ended = trio.Event()
+        with trio.CancelScope() as self._life:
+            async with served(disk=self._disk) as here:
+                self._starts += 1
+                here.daemon._ids = self._starts << 32  # No member id comes twice.
+                self._daemon = here.daemon
+                task_status.started()
+                await trio.sleep_forever()
+        self._ended.set()
+
+    async def kill(self) -> None:
+        """End it without a word."""
+        self._daemon = None
+        self._life.cancel()
+        await self._ended.wait()
+        self._disk.kill()
+        self._break(lambda _: True)
+
+    def cut(self, program: str) -> None:
+        """Let *program* not reach it from now on."""
+        self.cut_off.add(program)
+        self._break(lambda name: name == program)
+
+    def _break(self, is_broken: Callable[[str], bool]) -> None:
+        for name, wire in self._wires:
+            if is_broken(name):
+                wire.reset()
+                wire.close()
+        self._wires = [(name, wire) for name, wire in self._wires if not wire.closed]
+
+    def connect(self, program: str) -> AbstractAsyncContextManager[Client]:
+        """Connect as *program*."""
+
+        async def open_stream(_host: str, _port: int) -> Any:
+            await trio.lowlevel.checkpoint()
+            if self._daemon is None or program in self.cut_off:
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+            wire = Wire()
+            self._daemon.listener.arrive(wire)
+            self._wires.append((program, wire))
+            return wire
+
+        return connect(
+            "127.0.0.1:9310", client_id=program, open_stream=open_stream, rng=random.Random(program)
+        )

@@ -38,6 +38,10 @@ async def commit(*args, **kwargs):
 client.Member.commit = commit
 """
 
+# In examples: one that prints nothing goes on, one that ends waits after its first assignment.
+PRINT_AND_ON = 'print("flights")\n            if False and all(read('
+FOR_EVER = "(await member.assignment()).partitions, flush=True)\n        await trio.sleep_forever()"
+
 pytestmark = pytest.mark.integration
 
 
@@ -91,10 +95,10 @@ class Runner:
             assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    def interrupted(self, code: str, words: str) -> list[str]:
+    def interrupted(self, code: str, words: str, signum: int = signal.SIGINT) -> list[str]:
         """Run *code* until it prints *words*, then press Ctrl-C; return the lines that it prints.
 
-        It must end with status 0, and with nothing on standard error.
+        It must end with status 0, and with nothing on standard error. *signum* is another signal.
         """
         with subprocess.Popen(
             [sys.executable, "-u", "-W", "error", "-c", code],
@@ -110,7 +114,7 @@ class Runner:
                 printed.append(line.rstrip())
                 if words in line:
                     break
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signum)
             rest, errors = process.communicate(timeout=60)
         assert (0, "") == (process.returncode, errors)
         return [*printed, *rest.splitlines()]
@@ -175,7 +179,7 @@ def test_the_consumer_reads_until_ctrl_c_and_leaves_its_group(runner: Runner) ->
 
 
 def test_the_asyncio_program_goes_on_where_the_group_is(runner: Runner) -> None:
-    """Ctrl-C ends it without a word, it has left by then, and the offsets are the group's."""
+    """Ctrl-C ends it without an error, it has left by then, and the offsets are the group's."""
     code = runner.code("asyncio_program.py").replace('"readers"', '"asyncio-readers"')
 
     for generation in (1, 3):  # Leaving is a rebalance, too.
@@ -299,13 +303,51 @@ def test_operators_see_lag_rebalances_and_offsets(runner: Runner) -> None:
     ]
 
 
-def test_a_signal_handler_leaves_the_group(runner: Runner) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_handler_leaves_the_group(runner: Runner, signum: int) -> None:
     """The others would wait for the end of its session otherwise."""
-    assert runner.example("blocking.py") == [
-        "flights-0 flights-1 flights-2 flights-3 flights-4 flights-5"
-    ]
+    code = runner.code("blocking.py").replace('"blocking"', f'"blocking-{signum}"')
+    printed = runner.interrupted(code, "flights-5 from 10 to 19", signum)
+
+    assert "generation 1: flights-5 from 0 to 9" in printed
+    assert states(runner, f"blocking-{signum}") == ["Empty"]
+
+
+def states(runner: Runner, group: str) -> list[str]:
+    """Return the state of *group*."""
     with connect_blocking(runner.address) as client:
-        assert [group.state for group in client.describe_groups(["blocking"])] == ["Empty"]
+        return [one.state for one in client.describe_groups([group])]
+
+
+# Which group each example joins, and what makes it go on until it is stopped.
+ENDLESS = {
+    "at_least_once.py": ("at-least-once", ("if not ends:", "if False:")),
+    "at_most_once.py": ("at-most-once", ("if not messages:", "if False:")),
+    "effectively_once.py": ("effectively-once", ("if all(read(", PRINT_AND_ON)),
+    "groups.py": ("billing", ("if not any(batches.values()):", "if False:")),
+    "cooperative.py": ("cooperative", ("!= 2:", "!= 99:")),
+    "own_assignor.py": ("own-assignor", ("(await member.assignment()).partitions)", FOR_EVER)),
+    "pattern.py": ("patterns", ("== 4:", "== 99:")),
+    "worker_threads.py": ("worker-threads", ("< END for", "< 99 for")),
+    "consumer.py": ("readers", ("", "")),
+    "asyncio_program.py": ("readers", ("", "")),
+}
+
+
+@pytest.mark.parametrize("example", ENDLESS)
+def test_each_example_leaves_its_group_at_sigterm(runner: Runner, example: str) -> None:
+    """What one copies is stopped so by systemd, Docker and Kubernetes; the group needn't wait."""
+    group, (before, after) = ENDLESS[example]
+    code = runner.code(example)
+    assert before in code
+    code = code.replace(f'"{group}"', f'"stopped-{example}"')
+    if before:
+        code = code.replace(before, after)
+    printed = "flights" if example != "pattern.py" else "orders-us"
+
+    runner.interrupted(code, printed, signal.SIGTERM)
+
+    assert states(runner, f"stopped-{example}") == ["Empty"]
 
 
 def python_blocks(document: str) -> list[str]:

@@ -1,18 +1,20 @@
 """What a user of the client sees of a coordinator that is away: real processes, their stderr."""
 
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from client import TopicPartition
-from client.blocking import connect_blocking
+from client import CoordinatorUnavailable, TopicPartition
+from client.blocking import BlockingClient, connect_blocking
 from tests.integration.daemon import ROOT, WAIT_S, daemon
 
 pytestmark = pytest.mark.integration
@@ -37,6 +39,17 @@ try:
 except KeyboardInterrupt:
     pass
 """
+
+# In front of an example: what each call of its client has, once that is connected.
+BUDGET_MS = 300
+SHORT_BUDGET = f"""
+import client.router
+async def start(router, real=client.router.Router.start):
+    await real(router)
+    router.request_timeout_ms = {BUDGET_MS}
+client.router.Router.start = start
+"""
+READ = re.compile(r"generation (\d+): (flights-\d) from (\d+) to \d+")
 
 NOBODY_THERE = {
     "trio": """
@@ -68,7 +81,7 @@ class Program:
 
     def __init__(self, code: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-u", "-c", code],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,10 +99,12 @@ class Program:
                 self.errors.append(line.rstrip())
                 self._said.notify_all()
 
-    def wait_for_commit(self) -> None:
-        """Wait for the next one."""
+    def wait_for_commit(self) -> str:
+        """Wait for the next one; return the line that tells of it."""
         assert self.process.stdout is not None
-        assert self.process.stdout.readline(), self.errors
+        line = self.process.stdout.readline()
+        assert line, self.errors
+        return line.rstrip()
 
     def wait_for_error(self, words: str) -> None:
         """Wait until a line of standard error has *words* in it."""
@@ -98,9 +113,9 @@ class Program:
                 lambda: any(words in line for line in self.errors), WAIT_S
             ), self.errors
 
-    def interrupt(self) -> int:
-        """Press Ctrl-C; return the exit status."""
-        self.process.send_signal(signal.SIGINT)
+    def interrupt(self, signum: int = signal.SIGINT) -> int:
+        """Press Ctrl-C, or send another signal; return the exit status."""
+        self.process.send_signal(signum)
         return self.end()
 
     def end(self) -> int:
@@ -151,6 +166,56 @@ def test_a_killed_daemon_makes_two_lines_and_ctrl_c_leaves_the_group(tmp_path: P
     assert warning.startswith(f"WARNING {listen}")
     assert warning.endswith("; trying again")
     assert info.startswith(f"INFO {listen} answers again, after ")
+
+
+def give_up_on(address: str, other: BlockingClient, times: int) -> None:
+    """Ask at *address*, where nobody is, until so many budgets of a call are over."""
+    other.inner._router.request_timeout_ms = BUDGET_MS
+    for _ in range(times):
+        with pytest.raises(CoordinatorUnavailable, match=address):
+            other.fetch_offsets("g")
+
+
+@pytest.mark.parametrize(
+    ("example", "group"),
+    [("consumer.py", "readers"), ("asyncio_program.py", "readers"), ("blocking.py", "blocking")],
+)
+def test_an_example_outlives_a_killed_daemon_and_leaves_at_sigterm(
+    tmp_path: Path, example: str, group: str
+) -> None:
+    """Word for word: after an outage of many budgets of a call it goes on where it was."""
+    data, at_once = tmp_path / "data", "group.initial.rebalance.delay.ms=0"
+    code = SHORT_BUDGET + (ROOT / "examples" / example).read_text()
+    with daemon(data, at_once) as one, ExitStack() as stack:
+        port = one.ready().port
+        listen = f"127.0.0.1:{port}"
+        other = stack.enter_context(connect_blocking(listen))
+        program = stack.enter_context(running(code.replace("127.0.0.1:9310", listen)))
+        printed = [program.wait_for_commit() for _ in range(12)]
+        one.kill()
+        program.wait_for_error("trying again")
+        give_up_on(listen, other, times=10)
+        assert program.process.poll() is None, program.errors
+        with daemon(data, at_once, port=port) as again:
+            again.ready()
+            printed += [program.wait_for_commit() for _ in range(12)]
+            while not printed[-1].startswith("generation 1: flights-5"):
+                printed.append(program.wait_for_commit())
+
+            assert program.interrupt(signal.SIGTERM) == 0
+
+            with connect_blocking(listen) as client:
+                assert [one.state for one in client.describe_groups([group])] == ["Empty"]
+    starts: dict[str, list[int]] = defaultdict(list)
+    for line in printed:
+        match = READ.fullmatch(line)
+        assert match, printed
+        assert match[1] == "1"  # The outage was no rebalance.
+        starts[match[2]].append(int(match[3]))
+    for read in starts.values():
+        assert read == [10 * number for number in range(len(read))]  # Nothing twice, no gap.
+    (warning,) = program.errors
+    assert warning.startswith(listen)
 
 
 def test_nobody_there_is_one_traceback_that_ends_with_one_line() -> None:
