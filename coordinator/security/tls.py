@@ -299,7 +299,7 @@ class PrincipalRules:
 
     Without any, a certificate stands for what its extension SubjectAlternativeName has: the first
     URI (SPIFFE's), else the first DNS name, else the first mail address, else its whole subject. A
-    certificate of which the extension can't be read (8-bit bytes, for example) is refused.
+    certificate of which the extension can't be read, or has 8-bit bytes in such a name, is refused.
     """
 
     def __init__(self, text: str) -> None:
@@ -366,4 +366,7 @@ def _alternative_name(certificate: x509.Certificate) -> str | None:
         x509.DNSName,
         x509.RFC822Name,
     )
-    return next((name for kind in kinds for name in names.get_values_for_type(kind)), None)
+    found = [name for kind in kinds for name in names.get_values_for_type(kind)]
+    if not "".join(found).isascii():  # UTF-8 is read, but each of these kinds is ASCII alone.
+        raise NoPrincipal("the alternative name in its certificate has 8-bit bytes")
+    return found[0] if found else None
