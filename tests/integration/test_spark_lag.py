@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions as F  # noqa: N812 - As usual.
 
 from client.blocking import connect_blocking
 from client.spark.lag import (
@@ -29,7 +29,8 @@ from client.spark.lag import (
     windowed,
     worst,
 )
-from client.spark.lag.job import main
+from client.spark.lag.history import Sample
+from client.spark.lag.job import Shown, main
 from protocol.partition import TopicPartition
 from tests.integration.kafka_support import Broker
 from tests.integration.spark_support import ROOT, TOPIC, Daemon, Feeder, wait_until
@@ -66,7 +67,9 @@ def model(committed: int, samples: list[tuple[float, int]]) -> Expected:
     if not lives:
         return Expected(None, None, None, None)
     end = lives[-1][1]
-    lag = max(end - committed, 0)
+    lag = end - committed
+    if lag < 0:  # The samples are old, or the commit is wrong.
+        return Expected(end, None, None, None)
     if lag == 0:
         return Expected(end, 0, 0.0, at_least=False)
     if lives[0][1] > committed:
@@ -153,10 +156,12 @@ def test_what_is_not_known_is_counted_and_never_taken_for_nothing(lags: DataFram
     assert (a["partitions"], a["unknown"], a["behind"]) == (3, 1, 2)
     assert (a["lag"], a["lag_max"], a["worst_topic"], a["worst_partition"]) == (100, 90, "t", 1)
     assert a["lag_seconds"] == pytest.approx(54.0)
-    assert a["at_least"] is False
+    assert a["at_least"] is True
     assert a["expired"] == 10
     assert a["last_commit"] == ago(5).replace(tzinfo=None)
+    assert found["b", "t"]["at_least"] is False
     gone = found["b", "gone"]
+    assert gone["at_least"] is None
     assert (gone["partitions"], gone["unknown"], gone["lag"], gone["lag_seconds"]) == (
         1,
         1,
@@ -182,6 +187,38 @@ def test_the_worst_come_first_overall_and_of_each_topic(lags: DataFrame) -> None
         worst(lags, by="age")  # type: ignore[arg-type]  # That is the point.
     with pytest.raises(ValueError, match="n is 0"):
         worst(lags, 0)
+
+
+def test_a_lag_that_is_known_in_part_is_at_least_so_much(
+    lags: DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the table, and in windows of it; a change of a part is no growth."""
+    later = group_lag(lags.withColumn("at", F.expr("at + interval 1 minute")))
+    groups = group_lag(lags)
+    shown = Shown(
+        level="groups", top=9, by="lag", per=(), output="table", max_lag=None, max_seconds=None
+    )
+    shown.report(Sample(lags, groups))
+    listed = capsys.readouterr().out.splitlines()
+    windows = windowed(groups.unionByName(later)).where("topic = 't'").orderBy("group")
+    shown.show(windows, "windows")
+    part, whole = capsys.readouterr().out.splitlines()[1:]
+
+    assert [line.replace("≥ ", "≥").split()[:7] for line in listed[1:]] == [
+        ["a", "t", "≥100", "≥54.0", "yes", "2", "3"],
+        ["b", "t", "98", "55.8", "no", "2", "3"],
+        ["b", "gone", "-", "-", "-", "0", "1"],
+    ]
+    assert part.replace("≥ ", "≥").split()[-7:] == [
+        "≥100",
+        "≥100.0",
+        "≥100",
+        "≥100",
+        "≥54.0",
+        "-",
+        "1",
+    ]
+    assert whole.split()[-7:] == ["98", "98.0", "98", "98", "55.8", "0.0", "0"]
 
 
 SAMPLES = "at timestamp, group string, topic string, lag long, lag_seconds double"

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from client.spark.lag.ends import registered
-from client.spark.lag.job import main, table
+from client.spark.lag.job import AtLeast, main, table
 from protocol.messages import DescribedTopic, EndOffset
 
 
@@ -56,6 +56,13 @@ def test_a_table_has_numbers_to_the_right_and_dashes_for_what_is_unknown() -> No
         "bb       -    -    no  -",
     ]
     assert table(["group"], []) == "group"
+
+
+def test_a_number_that_is_known_in_part_stands_among_the_numbers() -> None:
+    """To the right, as the whole ones."""
+    text = table(["lag"], [[AtLeast(5)], [1_234], [AtLeast(1.25)], [None]])
+
+    assert text.splitlines() == ["  lag", "  ≥ 5", " 1234", "≥ 1.2", "    -"]
 
 
 def test_the_registry_tells_when_an_end_was_reported() -> None:

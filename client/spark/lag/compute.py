@@ -5,7 +5,8 @@ not done: since when the end has been past the committed offset. That needs to k
 grew: samples of it over time. Between two samples the growth is taken for even. A committed offset
 older than all samples gives a lower bound, marked by ``at_least``.
 
-What is not known is null, and never 0.
+What is not known is null, and never 0: also the lag of an offset beyond the end, as the samples are
+old then, or the offset is wrong.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def partition_lag(
         ``at``, ``group``, ``topic``, ``partition``, ``committed``, ``end_offset``, ``lag``
         (messages), ``lag_seconds``, ``at_least`` (whether it may be more), ``expired`` (messages
         that were deleted before the group read them) and ``committed_at``. Of partitions whose
-        end isn't known, and of those without an offset, lag is null.
+        end isn't known or less than the offset, and of those without an offset, lag is null.
 
     Raises:
         ValueError: a column is missing, or *missing* was asked for of a stream.
@@ -72,10 +73,11 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
         ``at``, the columns *by*, ``partitions``, ``unknown`` (how many of them have no known lag),
         ``behind`` (how many have one above 0), ``lag`` (the sum of what is known), ``lag_max``,
         ``worst_topic`` and ``worst_partition``, ``lag_seconds`` (the largest), ``at_least``
-        (whether it may be more, since that of any partition may be), ``expired`` and
-        ``last_commit``.
+        (whether it may be more, since that of any partition may be, or isn't known), ``expired``
+        and ``last_commit``.
 
     """
+    may_be_more = F.bool_or(F.coalesce("at_least", F.lit(True)))
     worst_one = F.max_by(F.struct("topic", "partition"), F.col("lag"))
     return lags.groupBy("at", *by).agg(
         F.count("*").alias("partitions"),
@@ -86,7 +88,7 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
         worst_one["topic"].alias("worst_topic"),
         worst_one["partition"].alias("worst_partition"),
         F.max("lag_seconds").alias("lag_seconds"),
-        F.bool_or("at_least").alias("at_least"),
+        F.when(F.count("lag") > 0, may_be_more).alias("at_least"),
         F.sum("expired").alias("expired"),
         F.max("committed_at").alias("last_commit"),
     )
@@ -132,7 +134,8 @@ def windowed(
     """Return how lag went in each window of time, from samples of `group_lag` over time.
 
     Args:
-        samples: what `group_lag` returned at different times. May be a stream.
+        samples: what `group_lag` returned at different times. May be a stream. Without its column
+            ``unknown`` each lag counts as known.
         window: how long a window is.
         slide: how far apart windows begin; None for one after the other.
         watermark: how late a sample may come in a stream, which it needs.
@@ -140,8 +143,9 @@ def windowed(
 
     Returns:
         ``window_start``, ``window_end``, the columns *by*, ``samples``, ``lag_min``, ``lag_avg``,
-        ``lag_max``, ``lag_last``, ``lag_seconds_max`` and ``growth`` (messages per second from the
-        first sample to the last one; null with one sample).
+        ``lag_max``, ``lag_last``, ``lag_seconds_max``, ``growth`` (messages per second from the
+        first sample to the last one; null with one sample, and where a lag is known in part) and
+        ``unknown_max`` (the most partitions of a sample whose lag isn't known).
 
     Raises:
         ValueError: a stream without a watermark.
@@ -154,6 +158,7 @@ def windowed(
     first_at, last_at = F.min("at"), F.max("at")
     seconds = (F.unix_micros(last_at) - F.unix_micros(first_at)) / 1e6
     first, last = F.min_by("lag", "at"), F.max_by("lag", "at")
+    unknown = F.max("unknown" if "unknown" in samples.columns else F.lit(0))
     opened = F.window("at", window) if slide is None else F.window("at", window, slide)
     return (
         samples.groupBy(opened.alias("window"), *by)
@@ -164,7 +169,8 @@ def windowed(
             F.max("lag").alias("lag_max"),
             last.alias("lag_last"),
             F.max("lag_seconds").alias("lag_seconds_max"),
-            F.try_divide(last - first, seconds).alias("growth"),
+            F.when(unknown == 0, F.try_divide(last - first, seconds)).alias("growth"),
+            unknown.alias("unknown_max"),
         )
         .select(
             F.col("window.start").alias("window_start"),
@@ -231,7 +237,7 @@ def _measured(joined: DataFrame, now: Column) -> DataFrame:
         *PARTITION,
         "committed",
         newest["end"].alias("end_offset"),
-        F.greatest(newest["end"] - committed, F.lit(0)).alias("_lag"),
+        F.when(newest["end"] >= committed, newest["end"] - committed).alias("lag"),
         F.get(before, F.size(before) - 1).alias("_before"),
         F.get(after, F.lit(0)).alias("_after"),
         F.greatest(F.col("begin") - committed, F.lit(0)).alias("_expired"),
@@ -244,16 +250,16 @@ def _measured(joined: DataFrame, now: Column) -> DataFrame:
     )
     since = F.when(F.col("_before").isNull(), t1).otherwise(t0 + share * (t1 - t0))
     seconds = F.greatest((F.unix_micros("at") - since) / 1e6, F.lit(0.0))
-    lag = F.when(known, F.col("_lag"))
+    lag = F.col("lag")
     return step.select(
         "at",
         "group",
         *PARTITION,
         "committed",
         "end_offset",
-        lag.alias("lag"),
+        "lag",
         F.when(lag == 0, F.lit(0.0)).when(lag > 0, seconds).alias("lag_seconds"),
-        F.when(known, (lag > 0) & F.col("_before").isNull()).alias("at_least"),
+        F.when(lag.isNotNull(), (lag > 0) & F.col("_before").isNull()).alias("at_least"),
         F.when(known, F.col("_expired")).alias("expired"),
         "committed_at",
     )

@@ -2,11 +2,11 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from pyspark.errors import PySparkException
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOO_FAR_BEHIND: Final = 3
+# Columns that count the partitions of unknown lag, and columns that are sums over the others.
+UNKNOWN: Final = ("unknown", "unknown_max")
+OF_KNOWN: Final = frozenset(
+    {"lag", "lag_seconds", "lag_min", "lag_avg", "lag_max", "lag_last", "lag_seconds_max"}
+)
 # The columns of each kind of table.
 SHOWN: Final = {
     "groups": (
@@ -31,7 +36,8 @@ SHOWN: Final = {
         "group topic partition lag lag_seconds at_least committed end_offset expired committed_at"
     ),
     "windows": (
-        "window_start group topic samples lag_min lag_avg lag_max lag_last lag_seconds_max growth"
+        "window_start group topic samples lag_min lag_avg lag_max lag_last lag_seconds_max growth "
+        "unknown_max"
     ),
 }
 
@@ -116,7 +122,7 @@ class Shown:
             for row in listed:
                 click.echo(json.dumps(row, default=_text))
         else:
-            click.echo(table(names, [[row[name] for name in names] for row in listed]))
+            click.echo(table(names, [_in_part(row, names) for row in listed]))
 
     def _exceeded(self, rows: "DataFrame") -> bool:
         too_far = []
@@ -349,6 +355,21 @@ def _session() -> "SparkSession":
     return spark
 
 
+class AtLeast(NamedTuple):
+    """A number that is known of some partitions only."""
+
+    number: float
+
+
+def _in_part(row: Mapping[str, Any], names: Iterable[str]) -> list[object]:
+    """Return the cells of a row, the sums as `AtLeast` where a partition's lag isn't known."""
+    is_part = any(row.get(name) for name in UNKNOWN)
+    return [
+        AtLeast(row[name]) if is_part and name in OF_KNOWN and row[name] is not None else row[name]
+        for name in names
+    ]
+
+
 def _text(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
@@ -357,7 +378,7 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return rows under their names, numbers to the right; nothing known is a dash."""
     texts = [[_cell(value) for value in row] for row in rows]
     right = [
-        all(row[at] is None or isinstance(row[at], int | float) for row in rows)
+        all(row[at] is None or isinstance(row[at], int | float | AtLeast) for row in rows)
         for at in range(len(names))
     ]
     widths = [
@@ -377,6 +398,8 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, AtLeast):
+        return f"≥ {_cell(value.number)}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
