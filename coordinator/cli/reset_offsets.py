@@ -381,16 +381,20 @@ class Plans:
             if text not in {"reset", "unchanged"}
         ]
         if refused:
+            self._inactive(group_id)  # As above.
             raise AskFailed(some_of(refused))
 
     def _commit_some(self, group_id: str, resets: list[Reset]) -> dict[tuple[str, int], str]:
-        topics: dict[str, list[m.PartitionCommit]] = {}
+        topics: dict[str, list[m.AlteredOffset]] = {}
         for topic, partition, committed, offset in resets:
             expected = NO_OFFSET if committed is None else committed
-            commit = m.PartitionCommit(partition, offset, NO_LEADER_EPOCH, None, expected)
-            topics.setdefault(topic, []).append(commit)
-        commits = tuple(m.TopicCommit(topic, tuple(found)) for topic, found in topics.items())
-        answer = self._coordinator.ask(m.OffsetCommitRequest(group_id, -1, "", None, commits))
+            altered = m.AlteredOffset(partition, offset, NO_LEADER_EPOCH, None, expected)
+            topics.setdefault(topic, []).append(altered)
+        wanted = tuple(m.AlteredTopic(topic, tuple(found)) for topic, found in topics.items())
+        # Not a commit, which leaves no line in the coordinator's log.
+        answer: m.AlterOffsetsResponse = self._coordinator.ask(
+            m.AlterOffsetsRequest(group_id, wanted, False, "reset")
+        )
         return {
             (topic.topic, one.partition): describe_error(one.error) if one.error else "reset"
             for topic in answer.topics

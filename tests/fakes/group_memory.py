@@ -27,7 +27,7 @@ class Memory:
             m.DescribeGroupsRequest: self.describe,
             m.OffsetFetchRequest: self.fetch,
             m.DescribeTopicsRequest: self.topic,
-            m.OffsetCommitRequest: self.commit,
+            m.AlterOffsetsRequest: self.alter,
         }
 
     def describe(self, request: m.DescribeGroupsRequest) -> m.DescribeGroupsResponse:
@@ -63,10 +63,9 @@ class Memory:
         count = self.counts.get(name)
         return m.DescribedTopic(name, 3 if count is None else 0, count or -1, (), ends)
 
-    def commit(self, request: m.OffsetCommitRequest) -> m.OffsetCommitResponse:
-        """Store offsets, if they are where they are expected."""
-        if self.states.get(request.group_id, "Empty") != "Empty":
-            return m.OffsetCommitResponse(25, (), "no member ''")
+    def alter(self, request: m.AlterOffsetsRequest) -> m.AlterOffsetsResponse:
+        """Store offsets, if they are where they are expected and no member has them."""
+        is_owned = self.states.get(request.group_id, "Empty") != "Empty"
         stored = self.offsets.setdefault(request.group_id, {})
         results = []
         for named in request.topics:
@@ -74,8 +73,9 @@ class Memory:
             checked = []
             for p in named.partitions:
                 is_moved = p.expected_offset != stored.get((topic, p.partition), -1)
-                checked.append(PartitionResult(p.partition, 1003 if is_moved else 0))
-                if not is_moved:
+                error = 1009 if is_owned else 1003 if is_moved else 0
+                checked.append(PartitionResult(p.partition, error))
+                if not error:
                     stored[topic, p.partition] = p.offset
             results.append(TopicResult(topic, tuple(checked)))
-        return m.OffsetCommitResponse(0, tuple(results))
+        return m.AlterOffsetsResponse(0, None, tuple(results), ())

@@ -57,6 +57,7 @@ def test_a_group_from_its_first_offsets_to_its_end(tmp_path: Path) -> None:
         assert run("groups", "list", "--state", "empty").stdout.count("\n") == 1
         used = {(line["api"], line["what"]): line for line in one.events("access.used")}
         assert {
+            ("AlterOffsets", "group_id: g; topics: t"),
             ("AlterGroupRetention", "group_id: g"),
             ("OffsetDelete", "group_id: g; topics: t"),
             ("DeleteGroups", "group_ids: g"),

@@ -34,11 +34,11 @@ def test_a_reset_is_a_dry_run_unless_told_to_do_it(line: CommandLine, memory: Me
     assert (done.exit_code, done.stderr) == (3, DRY)
     assert cells(done.stdout) == [["g", "t", "0", "50", "7"]]
     assert memory.offsets["g"] == before
-    assert line.of_type(m.OffsetCommitRequest) == []
+    assert line.of_type(m.AlterOffsetsRequest) == []
 
 
 def test_an_executed_reset_expects_what_it_saw(line: CommandLine, memory: Memory) -> None:
-    """As a group without a member, each partition from the offset that was shown."""
+    """Each partition from the offset that was shown; no member is taken out for it."""
     done = line.run(*RESET, "g", "--topic", "t:0,2", "--to-offset", "7", "--yes")
 
     assert (done.exit_code, done.stderr) == (0, "")
@@ -46,9 +46,11 @@ def test_an_executed_reset_expects_what_it_saw(line: CommandLine, memory: Memory
         ["g", "t", "0", "50", "7", "reset"],
         ["g", "t", "2", "-", "7", "reset"],
     ]
-    commits = (m.PartitionCommit(0, 7, -1, None, 50), m.PartitionCommit(2, 7, -1, None, -1))
-    (sent,) = line.of_type(m.OffsetCommitRequest)
-    assert sent == m.OffsetCommitRequest("g", -1, "", None, (m.TopicCommit("t", commits),))
+    wanted = (m.AlteredOffset(0, 7, -1, None, 50), m.AlteredOffset(2, 7, -1, None, -1))
+    (sent,) = line.of_type(m.AlterOffsetsRequest)
+    assert sent == m.AlterOffsetsRequest(
+        "g", (m.AlteredTopic("t", wanted),), remove_owners=False, reason="reset"
+    )
     assert memory.offsets["g"]["t", 0] == 7
 
 
@@ -113,7 +115,7 @@ def test_a_group_is_reset_whole_or_not_at_all(
 
     assert done.exit_code == 1
     assert why in done.stderr
-    assert line.of_type(m.OffsetCommitRequest) == []
+    assert line.of_type(m.AlterOffsetsRequest) == []
 
 
 def test_scopes_are_what_is_committed_and_what_is_registered(line: CommandLine) -> None:
@@ -148,11 +150,11 @@ def test_a_group_that_is_not_there_is_made_by_name_only(line: CommandLine, memor
 def test_what_moved_meanwhile_is_not_overwritten(line: CommandLine, memory: Memory) -> None:
     """Somebody committed between the look and the reset."""
 
-    def commit(request: m.OffsetCommitRequest) -> m.OffsetCommitResponse:
+    def alter(request: m.AlterOffsetsRequest) -> m.AlterOffsetsResponse:
         memory.offsets["g"]["t", 0] = 51
-        return memory.commit(request)
+        return memory.alter(request)
 
-    line.answers[m.OffsetCommitRequest] = commit
+    line.answers[m.AlterOffsetsRequest] = alter
     done = line.run(*RESET, "g", "--topic", "t:0,1", "--to-offset", "7", "--yes")
 
     assert done.exit_code == 1
@@ -162,18 +164,19 @@ def test_what_moved_meanwhile_is_not_overwritten(line: CommandLine, memory: Memo
 
 
 def test_a_group_that_became_active_is_told_as_such(line: CommandLine, memory: Memory) -> None:
-    """The error of its commit would be about a member that nobody named."""
+    """The error of each partition would be about an owner that nobody named."""
 
-    def commit(request: m.OffsetCommitRequest) -> m.OffsetCommitResponse:
+    def alter(request: m.AlterOffsetsRequest) -> m.AlterOffsetsResponse:
         memory.states["g"] = "PreparingRebalance"
-        return memory.commit(request)
+        return memory.alter(request)
 
-    line.answers[m.OffsetCommitRequest] = commit
+    line.answers[m.AlterOffsetsRequest] = alter
     done = line.run(*RESET, "g", "--topic", "t:0", "--to-offset", "7", "--yes")
 
     assert done.exit_code == 1
     assert "has members, and is PreparingRebalance" in done.stderr
-    assert cells(done.stdout) == [["g", "t", "0", "50", "7", "refused"]]
+    (row,) = cells(done.stdout)
+    assert (row[:5], row[-1]) == (["g", "t", "0", "50", "7"], "(PARTITION_OWNED)")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_a_group_that_became_active_is_told_as_such(line: CommandLine, memory: M
             "g: No coordinator answers at 127.0.0.1:1: nothing came within 10 s\n",
         ),
         (
-            m.OffsetCommitResponse(1000, (), "no fsync yet"),
+            m.AlterOffsetsResponse(1000, "no fsync yet", (), ()),
             1,
             "g: no fsync yet (OUTCOME_UNKNOWN)\n",
         ),
@@ -195,7 +198,7 @@ def test_a_reset_without_a_definite_answer_is_in_doubt(
     answer: object, status: int, words: str, line: CommandLine
 ) -> None:
     """What became of it has to be looked up: it may have been done."""
-    line.answers[m.OffsetCommitRequest] = answer
+    line.answers[m.AlterOffsetsRequest] = answer
     done = line.run(*RESET, "g", "--topic", "t:0", "--to-offset", "7", "--yes")
 
     assert (done.exit_code, done.stderr) == (status, words)
@@ -207,16 +210,16 @@ def test_many_partitions_are_committed_in_parts(line: CommandLine, memory: Memor
     memory.counts["big"] = 5_000
     done = line.run(*RESET, "g", "--topic", "big", "--to-offset", "1", "--yes")
     assert done.exit_code == 0
-    assert [len(r.topics[0].partitions) for r in line.of_type(m.OffsetCommitRequest)] == [
+    assert [len(r.topics[0].partitions) for r in line.of_type(m.AlterOffsetsRequest)] == [
         2_000, 2_000, 1_000,
     ]  # fmt: skip
     assert len(memory.offsets["g"]) == 5_003
 
-    def commit(request: m.OffsetCommitRequest) -> Any:
+    def alter(request: m.AlterOffsetsRequest) -> Any:
         is_second = request.topics[0].partitions[0].partition == 2_000
-        return m.OffsetCommitResponse(1004, ()) if is_second else memory.commit(request)
+        return m.AlterOffsetsResponse(1004, None, (), ()) if is_second else memory.alter(request)
 
-    line.answers[m.OffsetCommitRequest] = commit
+    line.answers[m.AlterOffsetsRequest] = alter
     again = line.run(*RESET, "g", "--topic", "big", "--to-offset", "2", "--yes")
     assert again.exit_code == 1
     assert "STORAGE_FULL" in again.stderr
@@ -230,7 +233,7 @@ def test_an_offset_that_stays_is_not_written(line: CommandLine) -> None:
     done = line.run(*RESET, "g", "--all-topics", "--to-current", "--yes")
 
     assert {row[-1] for row in cells(done.stdout)} == {"unchanged"}
-    assert line.of_type(m.OffsetCommitRequest) == []
+    assert line.of_type(m.AlterOffsetsRequest) == []
 
 
 def test_what_is_exported_can_be_read_again(
@@ -259,7 +262,7 @@ def test_an_export_that_can_not_be_written_ends_before_the_reset(
     arguments = ("--topic", "t:0", "--to-offset", "5", "--yes", "--export", lost)
 
     assert line.run(*RESET, "g", *arguments).exit_code == 1
-    assert line.of_type(m.OffsetCommitRequest) == []
+    assert line.of_type(m.AlterOffsetsRequest) == []
 
 
 @pytest.mark.parametrize(
