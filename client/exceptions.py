@@ -9,6 +9,7 @@ from typing import Final
 
 from protocol.errors import ERRORS, ErrorCode, ErrorInfo
 from protocol.partition import TopicPartition
+from protocol.text import some_of
 
 
 class CoordinatorError(Exception):
@@ -84,8 +85,7 @@ class CommitRefused(CoordinatorError):
         """Take the code of each refused partition, and what the coordinator said about them."""
         self.errors = {tp: known_code(code) for tp, code in errors.items()}
         self.maybe_stored = maybe_stored
-        listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
-        text = f"the commit was refused for {listed}"
+        text = f"the commit was refused for {codes_text(errors)}"
         super().__init__(f"{text} {message}" if message else text, group_message=message)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -165,6 +165,14 @@ def error_info(code: int) -> ErrorInfo | None:
     """Return what is known of *code*; None of one that this client doesn't know."""
     known = known_code(code)
     return ERRORS[known] if isinstance(known, ErrorCode) else None
+
+
+def codes_text(errors: Mapping[TopicPartition, int]) -> str:
+    """Return for each code of *errors* the first partitions that have it, and how many more do."""
+    partitions: dict[int, list[TopicPartition]] = {}
+    for tp, code in sorted(errors.items()):
+        partitions.setdefault(code, []).append(tp)
+    return ", ".join(f"{some_of(tps)}: {code_text(code)}" for code, tps in partitions.items())
 
 
 def code_text(code: int, message: str | None = None) -> str:

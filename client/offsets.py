@@ -15,6 +15,7 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
     code_text,
+    codes_text,
     error_info,
     refusal,
 )
@@ -279,8 +280,7 @@ def check_commit(
     if not errors:
         return
     if any(info and info.applied is Applied.UNKNOWN for info in map(error_info, errors.values())):
-        listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
-        raise OutcomeUnknown(f"the coordinator could not confirm {listed}")
+        raise OutcomeUnknown(f"the coordinator could not confirm {codes_text(errors)}")
     raise CommitRefused(errors, response.message, maybe_stored=after_doubt)
 
 

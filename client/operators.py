@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code, refusal
+from client.exceptions import FatalError, OutcomeUnknown, code_text, codes_text, known_code, refusal
 from client.offset_watch import OffsetWatch
 from client.offsets import Offsets, by_topic, commit_request
 from client.router import Router
@@ -31,6 +31,10 @@ REBALANCES_MAX: Final = 100
 PARTITIONS_PER_REQUEST: Final = 10_000
 # An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
 TOPICS_PER_PAGE: Final = 1_000
+_REGISTER: Final = (
+    "Ends are kept of registered topics only: register these first (`register_topics`, or "
+    "`group-coordinator topics register TOPIC PARTITIONS`)."
+)
 CHANGES_PER_PAGE: Final = 5_000
 GROUPS_PER_PAGE: Final = 2_000
 USERS_PER_PAGE: Final = 1_000
@@ -272,8 +276,11 @@ class TopicCalls:
                 if one.error != ErrorCode.NONE
             }
         if refused:
-            listed_codes = ", ".join(f"{tp}: {code_text(code)}" for tp, code in refused.items())
-            raise refusal(f"end offsets not taken: {listed_codes}", next(iter(refused.values())))
+            text = f"{len(refused)} of {len(entries)} end offsets were not taken: "
+            text += codes_text(refused)
+            if ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in refused.values():
+                text += f" {_REGISTER}"
+            raise refusal(text, next(iter(refused.values())))
 
     async def _change(self, request: m.Request, kind: type[C], what: str) -> C:
         response = await self._router.ask(request, kind, changes_state=True)

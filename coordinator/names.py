@@ -32,13 +32,14 @@ def quoted(name: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], shown: Callable[[str], str] = quoted) -> str:
-    """Return a question to put behind an error about *name*, empty if no known name is near."""
+    """Return a question to put behind an error about *name*, empty if no other name is near."""
     if len(name) > NAME_CHARS_MAX:
         return ""
     # It takes a while to import, and hardly any command needs it.
     from difflib import get_close_matches  # noqa: PLC0415
 
-    candidates = {other.casefold(): other for other in islice(known, COMPARED_MAX)}
+    others = (other for other in islice(known, COMPARED_MAX) if other != name)
+    candidates = {other.casefold(): other for other in others}
     folded = name.casefold()
     near = get_close_matches(folded, candidates, SUGGESTIONS_MAX)
     if not near and len(name) >= _BEGINNING_CHARS_MIN:

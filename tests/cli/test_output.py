@@ -233,7 +233,14 @@ def test_only_what_is_there_is_suggested(name: str, known: list[str]) -> None:
     hint = did_you_mean(name, known)
 
     assert hint.isprintable()
-    assert not hint or any(quoted(one) in hint for one in known)
+    assert not hint or any(quoted(one) in hint for one in known if one != name)
+    assert hint == did_you_mean(name, [one for one in known if one != name])
+
+
+def test_a_name_is_never_suggested_for_itself() -> None:
+    """It came between the question and the look at all names."""
+    assert did_you_mean("orders", ["orders"]) == ""
+    assert did_you_mean("orders", ["orders", "Orders"]) == " Did you mean 'Orders'?"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,28 @@ async def test_registered_topics_are_described_as_they_are(autojump_clock: MockC
             await client.report_end_offsets({TopicPartition("u", 1): 1})
 
 
+async def test_a_report_about_topics_that_nobody_registered_is_short_and_says_what_to_do(
+    autojump_clock: MockClock,
+) -> None:
+    """Of 136 partitions each had its own sentence: 13,000 characters in a line of a log."""
+    async with served() as here, here.connect() as client:
+        await client.register_topics({"known": 4})
+        ends = {TopicPartition("orders", number): 5 for number in range(136)}
+        ends |= {TopicPartition("known", number): 5 for number in range(4)}
+        with pytest.raises(FatalError) as raised:
+            await client.report_end_offsets(ends)
+        text = str(raised.value)
+
+        assert text.startswith(
+            "136 of 140 end offsets were not taken: orders-0, orders-1, orders-2, orders-3, "
+            "orders-4 and 131 more: UNKNOWN_TOPIC_OR_PARTITION (3)"
+        )
+        assert "topics register" in text
+        assert len(text) < 500
+        (described,) = await client.describe_topics(["known"], with_end_offsets=True)
+        assert len(described.end_offsets) == 4
+
+
 async def test_rules_users_and_quotas_are_changed_and_outlive_a_restart(
     autojump_clock: MockClock,
 ) -> None:

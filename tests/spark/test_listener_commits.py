@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from client.exceptions import CommitRefused
 from client.spark.listener import commits as module
-from client.spark.listener.commits import BackgroundCommitter, NotNow, OffsetBoard, Refused
+from client.spark.listener.commits import (
+    BackgroundCommitter,
+    CoordinatorTarget,
+    NotNow,
+    OffsetBoard,
+    Refused,
+)
 from protocol.partition import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -166,6 +173,42 @@ def test_a_refusal_of_everything_stores_nothing() -> None:
     assert committer.try_commit({A: 1})
 
     assert committer.metrics()[1:] == (1, 0, 1, None, 0, "no")
+
+
+def test_a_refusal_of_some_says_how_many_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """Most are: "offsets are not shown" sent somebody to look for all of them."""
+    store = Store()
+    committer = BackgroundCommitter(store.commit, OffsetBoard(), "group 'g'")
+    store.failures = [Refused("no", [A]), Refused("no", [A, B])]
+    committer.try_commit({A: 1, B: 1})
+    committer.try_commit({A: 2, B: 2})
+
+    assert caplog.messages == [
+        "1 of 2 offsets are not shown in group 'g': no",
+        "offsets are not shown in group 'g': no",
+    ]
+
+
+def test_of_many_offsets_those_behind_a_refused_part_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request takes 10,000: what came after one with a refusal counted as stored and wasn't."""
+    asked: list[dict[TopicPartition, int]] = []
+    monkeypatch.setattr(module, "REQUEST_PARTITIONS_MAX", 1)
+
+    class Client:
+        def commit(self, _group: str, offsets: dict[TopicPartition, int]) -> None:
+            asked.append(offsets)
+            if A in offsets:
+                raise CommitRefused({A: 29})
+
+    target = CoordinatorTarget("h:1", "g")
+    monkeypatch.setattr(target, "_connect", Client)
+    with pytest.raises(Refused) as raised:
+        target.commit({A: 1, B: 1})
+
+    assert asked == [{A: 1}, {B: 1}]
+    assert raised.value.partitions == {A}
 
 
 def test_the_same_trouble_is_logged_once_until_it_is_over(

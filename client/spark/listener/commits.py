@@ -168,7 +168,8 @@ class BackgroundCommitter(Worker):
             self._commit(due)
         except Refused as error:
             refused, why = error.partitions, str(error)
-            self._say(logging.ERROR, f"offsets are not shown in {self._where}: {why}")
+            of = f"{len(refused)} of {len(due)} " if len(refused) < len(due) else ""
+            self._say(logging.ERROR, f"{of}offsets are not shown in {self._where}: {why}")
         except NotNow as error:
             self._failed(str(error))
             return False
@@ -237,16 +238,23 @@ class CoordinatorTarget:
             Refused: some were refused, the others are stored.
 
         """
+        refused: set[TopicPartition] = set()
+        why: dict[str, None] = {}
         for chunk in _chunks(offsets):
             try:
                 self._connect().commit(self._group, chunk)
             except CommitRefused as error:
-                raise Refused(str(error), error.errors) from error
+                refused.update(error.errors)
+                why[str(error)] = None
             except FatalError as error:
-                raise Refused(str(error), offsets) from error
+                refused.update(chunk)
+                why[str(error)] = None
             except CoordinatorError as error:
                 raise NotNow(str(error)) from error
-        self._report()
+        if len(refused) < len(offsets):
+            self._report()
+        if refused:
+            raise Refused("; ".join(why), refused)
 
     def _report(self) -> None:
         if self._ends is not None and (ends := self._ends()):
