@@ -2566,7 +2566,7 @@ declare(
 def first_error(response: Any) -> int:
     """Return the error code of *response*, or where it has several the first that isn't 0.
 
-    An offset in an OffsetFetch has none of its own but its group's.
+    The offsets of an OffsetFetch are not looked through: the gate knows which are refused.
     """
     parts = _PARTS_WITH_ERRORS.get(type(response))
     if parts is None:

@@ -55,10 +55,12 @@ class Verdict(NamedTuple):
         request: What of it is allowed; None if nothing is.
         complete: Makes the answer to the whole request of the one to `request` (of None, if there
             is none). It must be sent in the place of that.
+        error: The error of parts that are refused only where they are looked up.
     """
 
     request: m.Request | None
     complete: Callable[[Any], m.Response]
+    error: int = 0
 
 
 class Authorizer:
@@ -404,7 +406,7 @@ def _fetches(access: Access, request: m.OffsetFetchRequest) -> Steps:
     for fetch in request.groups:
         topics = [named.topic for named in fetch.topics or ()]
         if not (yield from _are_all(access.sees_topic, topics)):
-            return Verdict(request, lambda response: response)
+            return Verdict(request, lambda response: response, _TOPIC_REFUSED)
     return None
 
 

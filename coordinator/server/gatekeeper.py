@@ -405,7 +405,7 @@ class Gate:
             call.resolve(answer, -1)
             return
         request: Any = verdict.request
-        narrowed = Narrowed(request, call, verdict.complete)
+        narrowed = Narrowed(request, call, verdict.complete, verdict.error)
         self._tell_refused(call.request, None, caller, now)
         if type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
             self._refuse_member(narrowed, request, caller, now)
@@ -599,6 +599,7 @@ class Narrowed(Call, eq=False):
     is_narrowed: ClassVar[bool] = True
     whole: Call
     complete: Callable[[Any], m.Response]
+    refused: int = 0  # The `Verdict.error`.
 
     @property
     def asker(self) -> Asker:
@@ -608,7 +609,8 @@ class Narrowed(Call, eq=False):
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the whole answer packed."""
         del error  # Of a part.
-        return self.whole.prepare(self.complete(answer), leader_epoch)
+        whole = self.complete(answer)
+        return self.whole.prepare(whole, leader_epoch, first_error(whole) or self.refused)
 
     def renew(self, prepared: Any, leader_epoch: int) -> Any:
         """Return it as of another epoch."""

@@ -194,6 +194,8 @@ async def test_what_a_fetch_may_not_is_refused_in_its_place(
             == (m.GroupOffsets("g", 0, (refused, m.TopicOffsets("t", shown)) * topics),) * groups
         )
         assert told(here, "access.refused")[-1]["why"] == "no right to all of it"
+        counted = here.environment.telemetry.errors
+        assert counted == {(m.ApiKey.OFFSET_FETCH, E.TOPIC_AUTHORIZATION_FAILED): 1}
 
 
 @pytest.mark.parametrize("others", [0, 1, 150])
