@@ -143,7 +143,7 @@ class Dispatcher:
             reason = self._coordination.why_unled(NODE_PARTITION)
             _refuse(call, _E.COORDINATOR_NOT_AVAILABLE, _because(_IS_STARTING, reason))
             return
-        if type(request) in TAKES_AWAY and not self._drains_only_own(request, caller):
+        if type(request) in TAKES_AWAY and not self._drains_nobody_else(request, caller):
             self.audit.used(request, caller, now)
         special = self._special.get(type(request))
         if special is not None:
@@ -153,14 +153,18 @@ class Dispatcher:
         if shard is not None:
             shard.handle(request, call, caller, now)
 
-    def _drains_only_own(self, request: Any, caller: Caller) -> bool:
-        """Say whether *request* drains, and only members that are certainly the caller's."""
+    def _drains_nobody_else(self, request: Any, caller: Caller) -> bool:
+        """Say whether *request* drains, and no members but the caller's own.
+
+        Of members without a principal nobody knows that; but one that was drained already is
+        asked about again and again until it has nothing left.
+        """
         if type(request) is not m.DrainMemberRequest:
             return False
         group = self.group(request.group_id)
         members = () if group is None else group.members.values()
         return caller.only_own or all(
-            one.principal is not None and one.principal == caller.principal
+            one.drained if one.principal is None else one.principal == caller.principal
             for one in members
             if one.client_id == request.client_id
         )

@@ -3,6 +3,7 @@
 from typing import Final
 
 import pytest
+import trio
 from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
@@ -63,6 +64,18 @@ async def test_work_that_takes_nothing_away_is_not_told(autojump_clock: MockCloc
         await client.ask(m.DrainMemberRequest("g", "nobody"))
 
         assert told(here, "access.used") == []
+
+
+async def test_a_drain_that_is_waited_for_is_told_once(autojump_clock: MockClock) -> None:
+    """A command asks again each second until the member has nothing left."""
+    async with world() as here:
+        await (await named(here.connect(), WORKER)).join_alone()
+        operator = here.connect()
+        for _ in range(5):
+            await operator.ask(m.DrainMemberRequest("g", WORKER))
+            await trio.sleep(2)
+
+        assert [line["left_out"] for line in told(here, "access.used")] == [0]
 
 
 @pytest.mark.parametrize("count", [3, DIFFERENT_MAX, DIFFERENT_MAX + 5])
