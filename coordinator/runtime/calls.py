@@ -153,7 +153,7 @@ class Call(Struct, eq=False):
         raise NotImplementedError
 
     def hold_next(self) -> None:
-        """Have what the client asks next wait until this is answered, unless it is already."""
+        """Let the client's next requests wait until this is answered, unless it is already."""
 
     def is_refused(self) -> bool:
         """Say whether the client's log-in has ended; the call is then answered with that."""

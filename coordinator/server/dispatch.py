@@ -501,7 +501,7 @@ class Dispatcher:
     def _decide_for_group(self, call: Call, request: m.Request, now: Now) -> None:
         """Have the group's shard decide about many things, each for itself.
 
-        What the client asks behind it about the group waits, and so does everything else.
+        Behind a long one all later requests of its connection wait, whichever group they name.
         """
         shard = self._shard_for(call, request)
         if shard is None:
@@ -635,7 +635,7 @@ class Dispatcher:
     def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
         """Have the node's shard decide about many things, each for itself.
 
-        What the client asks behind it of the same kind waits in line. Its members and commits
+        Behind a long one later changes by the same client wait in line. Its members and commits
         don't: a driver reports the ends of a thousand partitions every second.
         """
         if self._content_is_sound(call, request):

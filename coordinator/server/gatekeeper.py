@@ -625,7 +625,7 @@ class Narrowed(Call, eq=False):
         self.whole.attempt(decide)
 
     def hold_next(self) -> None:
-        """Have what the client asks next wait."""
+        """Let the client's next requests wait."""
         self.whole.hold_next()
 
     def failed(self, exc: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What a connection pipelines is decided in the order in which it came, however long it takes."""
+"""Requests of one connection are decided in the order in which they came, however long each is."""
 
 from typing import Any, Final
 
@@ -177,7 +177,7 @@ async def test_members_and_commits_pass_a_long_report_of_the_same_connection(
 async def test_a_connection_that_ends_behind_a_long_change_leaves_nothing_counted(
     autojump_clock: MockClock,
 ) -> None:
-    """What it asked behind it is dropped, and its bytes are given back."""
+    """Requests behind the change are dropped, and their bytes are given back."""
     async with world() as here:
         client = await prepare(here)
         slices = here.node.slices
