@@ -10,8 +10,11 @@ An end that goes back is not enough to tell: the client may have looked at the s
 another one did, and report after it. But a look that is later than another client's report shows
 at least what that report says, if the source is the same. So a topic is watched from the first end
 on that goes back: the client that reported it is the low one, and the end before it is the floor.
-If somebody else raises the end again, and then the low client reports an end below the floor, from
-a look that was later, the two disagree. If it reports more than the floor, it was only late.
+If another client raises the end again, and the low one then reports an end below the floor, its
+look may still be an earlier one: a query reports with the end of a batch the end of the log at the
+batch's start, which was close to its report before. If that happens again, the look is later than
+the first report of the low client, and the two disagree. If the low client reports more than the
+floor, it was only late.
 
 A client that connects anew for each report is known by its id and host.
 """
@@ -22,8 +25,8 @@ from msgspec import Struct
 
 from coordinator.group.core import Caller
 
-# Age of the oldest look at a source that is reported, in ms.
-LOOK_MS: Final = 5_000
+# Time by which a look at a source precedes the client's report before, or the look's own, in ms.
+LOOK_MS: Final = 2_000
 # Silence after which the low client of a topic is forgotten, in ms.
 FORGET_MS: Final = 600_000
 # Time between two lines about one topic, and between two lines of the node, in ms.
@@ -49,8 +52,9 @@ class _Watch(Struct, eq=False):
     partition: int
     low: Caller
     floor: int
-    since_ms: int  # When the low client went below the floor first.
+    since_ms: int  # When the low client was below the floor, as far as that counts.
     heard_ms: int  # When it went back last.
+    is_in_doubt: bool = False  # It did so twice.
     high: Caller | None = None  # The client that has raised the end since.
     told_ms: int | None = None
 
@@ -90,10 +94,15 @@ class EndSources:
         if now_ms - watch.since_ms < LOOK_MS:
             return None
         if end >= watch.floor:
-            watch.floor, watch.since_ms, watch.high = before, now_ms, None
+            again = _Watch(partition, caller, before, now_ms, now_ms, told_ms=watch.told_ms)
+            self._begin(topic, again)
             return None
         high = watch.high
-        if high is None or high == caller or not self._is_due(watch, now_ms):
+        if high is None or high == caller:
+            return None
+        was_in_doubt, watch.is_in_doubt = watch.is_in_doubt, True
+        watch.since_ms = now_ms
+        if not was_in_doubt or not self._is_due(watch, now_ms):
             return None
         self._told_ms = watch.told_ms = now_ms
         return Disagreement(caller, high, before)
