@@ -246,8 +246,11 @@ def test_all_kinds_of_sources_of_one_query_are_shown(
             found = ours.client.fetch_offsets(name)
             return {(tp.topic, tp.partition): value.offset for tp, value in found.items()}
 
-        run(frame, tmp_path / "ck", "all")
+        # A source of the old form would have Spark run a single batch with availableNow.
+        writer = frame.writeStream.format("noop").queryName("all")
+        query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
         wait_until("all offsets", lambda: offsets(group) == shown)
+        query.stop()
 
         caught_up = GroupOffsetListener(
             coordinator.address,

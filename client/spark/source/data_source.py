@@ -77,9 +77,11 @@ FORMAT_NAME: Final = "coordinated"
 # of one batch, which is refused.
 NO_MAX_ROWS: Final = 2**63 - 1
 ONE_BATCH: Final = (
-    "Spark runs this query as a single batch, by trigger(once=True): offsets are committed when "
-    "the next batch is asked for, so none would be, and each run would write the same rows again. "
-    "Instead use trigger(availableNow=True), which ends when all is read, too"
+    "Spark runs this query as a single batch, by trigger(once=True), or because another source of "
+    "it doesn't support trigger(availableNow=True). Offsets are committed when the next batch is "
+    "asked for, so none would be, and each run would write the same rows again. For a run that "
+    "ends when all is read use trigger(availableNow=True), and a query of its own for that other "
+    "source"
 )
 
 # Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
