@@ -2,17 +2,21 @@
 
 import re
 from collections import defaultdict
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
+from client import Client
+from protocol import messages as m
+from tests.client.conftest import World
 from tests.client.served import Restarted
+from tests.fakes.scripted_server import Drop
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 END = "\n\n\ntrio.run(main)\n"
@@ -40,7 +44,14 @@ class Printed:
         return {int(match[1]) for match in matches if match is not None}
 
 
-def program(name: str, here: Restarted, printed: Printed) -> dict[str, Any]:
+class Reachable(Protocol):
+    """Something that a program connects to."""
+
+    def connect(self, program: str, /) -> AbstractAsyncContextManager[Client]:
+        """Connect as *program*."""
+
+
+def program(name: str, here: Reachable, printed: Printed) -> dict[str, Any]:
     """Return the names of the example, which connects to *here* and prints to *printed*."""
     text = EXAMPLE.read_text()
     assert text.endswith(END)
@@ -77,6 +88,33 @@ async def test_the_readmes_consumers_go_on_after_ten_minutes(autojump_clock: Moc
     for read in starts.values():
         assert read == sorted({*read})  # Nothing twice,
         assert read == [10 * number for number in range(len(read))]  # and no gap.
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([22], "other members have these partitions by now; nothing was stored"),
+        ([Drop(applied=False), 25], "other members have these partitions by now; fetch tells"),
+        ([Drop(applied=True), 25], "other members have these partitions by now; fetch tells"),
+    ],
+)
+async def test_a_consumer_that_was_removed_asks_where_the_group_is(
+    autojump_clock: MockClock, world: World, steps: list[int | Drop], said: str
+) -> None:
+    """In doubt of its last commit, too: it may have been stored, and may not."""
+    printed = Printed()
+    world.server.script(m.OffsetCommitRequest, *steps)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(program("node1:9310", world, printed)["read"])
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+
+    assert [line for _, line in printed.lines if line.startswith(said)]
+    was_stored = steps == [Drop(applied=True), 25]
+    read = printed.starts()["flights-0"]
+    assert read[:3] == ([0, 10, 20] if was_stored else [0, 0, 10])
+    assert len(printed.generations()) == 2
 
 
 async def outage(here: Restarted, who: str, lasts_s: float) -> None:

@@ -14,6 +14,7 @@ from client import (
     CoordinatorUnavailable,
     Member,
     OffsetAndMetadata,
+    OutcomeUnknown,
     RetrySettings,
     TopicPartition,
 )
@@ -183,6 +184,27 @@ async def test_a_member_waits_no_longer_than_it_was_told(
             assert most_s - 2.1 < trio.current_time() - began_s <= most_s
         with pytest.raises(ValueError, match="request_timeout_ms"):
             client.join("h", ["t"], request_timeout_ms=-1)
+
+
+async def test_a_commit_that_may_be_stored_when_time_is_up_keeps_the_partitions(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The next owner would read rows again that the same call, repeated, would commit."""
+    async with (
+        world.connect() as client,
+        client.join(
+            "g", ["t"], {"t": 2}, request_timeout_ms=3_000, auto_commit_interval_ms=3_600_000
+        ) as member,
+    ):
+        await member.assignment()
+        member.store({T0: 5})
+        await member.request_rejoin("test")
+        world.server.script(m.OffsetCommitRequest, Drop(applied=False), *[15] * 100)
+        with pytest.raises(OutcomeUnknown):
+            await member.assignment()
+        world.server.forget_script()
+        assert (await member.assignment()).generation == 2
+        assert await member.fetch([T0]) == {T0: OffsetAndMetadata(5)}
 
 
 async def test_a_member_that_waits_can_be_cancelled_and_leaves(

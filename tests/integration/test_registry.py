@@ -409,7 +409,8 @@ async def test_a_frozen_consumer_learns_that_others_went_on_and_takes_nothing_ba
             assert line == "0\n"
 
 
-def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry, signum: int) -> None:
     """It is what people begin with."""
     registry.put_topic("t", 1)
     registry.kazoo.create(f"/consumers/{GROUP}/offsets/t/0", b"70", makepath=True)
@@ -417,7 +418,7 @@ def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -
         assert process.stdout is not None
         assert process.stdout.readline() == "t-0 from 70 to 79\n"
         assert process.stdout.readline() == "t-0 from 80 to 89\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         assert process.stdout.readlines()[-1] == "left the group\n"
 
     assert process.returncode == 0

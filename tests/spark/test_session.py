@@ -1,13 +1,25 @@
-"""What the leader of a group makes of what the log knows."""
+"""What the leader of a group makes of what the log knows, and how long a reader waits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from client import (
+    CoordinatorUnavailable,
+    OffsetAndMetadata,
+    OutcomeUnknown,
+    RetriableError,
+    RetrySettings,
+)
 from client.assignors import MemberSubscription, run_assignor
 from client.spark.logs.folder import FolderLog
 from client.spark.logs.partition_log import LogError
-from client.spark.source.session import LeadersLog, assignors_of
+from client.spark.source import session as source_session
+from client.spark.source.session import BlockingSession, LeadersLog, assignors_of
+from protocol import messages as m
+from tests.client.threads import connect_to
+from tests.fakes.scripted_server import ScriptedServer
 from tests.spark.helpers import TOPIC, MemoryLog, options, tp
 
 
@@ -75,3 +87,38 @@ def test_the_assignors_have_the_names_of_kafkas() -> None:
         ("range", False),
         ("cooperative-sticky", False),
     ]
+
+
+def test_a_reader_waits_for_the_coordinator_no_longer_than_its_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member would wait without an end; Spark's trigger, and its user, want to hear why."""
+    server = ScriptedServer()
+
+    def connect(_addresses: list[str], **_: Any) -> Any:
+        return connect_to(server, retry=RetrySettings(1, 2))
+
+    monkeypatch.setattr(source_session, "connect_blocking", connect)
+    brief = options(requestTimeout="50ms", reportEnds="false")
+    session = BlockingSession(brief, "reader", MemoryLog({0: 0}), [TOPIC], eager=False)
+    try:
+        while True:
+            try:
+                session.assignment(60)
+            except RetriableError:
+                continue  # It takes longer on a machine that is busy.
+            break
+        server.script(m.OffsetFetchRequest, *[15] * 1_000)
+        with pytest.raises(CoordinatorUnavailable, match="gave up after"):
+            session.fetch([tp(0)])
+        server.script(m.OffsetCommitRequest, *[15] * 1_000)
+        # In doubt where time is up in the middle of an attempt.
+        with pytest.raises((CoordinatorUnavailable, OutcomeUnknown), match="gave up after"):
+            session.commit({tp(0): OffsetAndMetadata(1)}, {})
+        server.script(m.JoinGroupRequest, *[15] * 1_000)
+        session.request_rejoin("test")
+        with pytest.raises(CoordinatorUnavailable, match=r"JoinGroup .* gave up after"):
+            session.assignment(60)
+    finally:
+        server.forget_script()
+        session.leave()
