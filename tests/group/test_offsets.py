@@ -309,6 +309,18 @@ def test_a_static_member_commits_with_its_instance_or_without() -> None:
     assert context.commit(first, 0, instance_id="i1") == 82
 
 
+def test_a_fenced_member_is_told_so_also_while_the_disk_is_full() -> None:
+    """It waits for room without an end, and would never hear that its partitions are gone."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.shard.storage_full = True
+
+    assert context.commit(member, 1) == 1004
+    assert context.commit(member, 0) == 22
+    context.leave(member)
+    assert context.commit(member, 1) == 25
+
+
 def test_a_commit_that_is_accepted_has_no_words() -> None:
     """They cost time on the hottest path."""
     context = Context()
