@@ -264,10 +264,10 @@ class ReplicatedJournal:
         self._is_loaded = False
         self._reader: Reading | None = None
         self._reader_until: Until | None = None
-        self._untaken = 0
-        self._read_at_ms = 0
+        self._untaken = self._read_at_ms = 0
         self._has_news = False
         self._snapshot_version = 0
+        self._listed = 0  # The newest entry that was there behind the fence; -1: not seen yet.
         self._catch_up: list[int] = []  # For which the next look at the end counts.
         self.caught_up = 0
         # The control, and the fence.
@@ -788,6 +788,7 @@ class ReplicatedJournal:
     def _take_over(self, term: Leader, version: int) -> None:
         """Read to the end: nothing of older leaders comes behind that any more."""
         self._role = Role.TAKING_OVER
+        self._listed = -1
         self._fence = self._version = version
         self._term = self.leader = term
         self._hurry()
@@ -1056,6 +1057,8 @@ class ReplicatedJournal:
         if not self._is_loaded:
             yield from self._load()
         while self._role not in _WRITES:
+            if self._role is Role.TAKING_OVER and self._listed < 0:
+                yield from self._list_newest()
             self._has_news = False
             self._read_at_ms = self._now_ms
             index, counted = self._tail.applied + 1, len(self._catch_up)
@@ -1088,8 +1091,24 @@ class ReplicatedJournal:
         if had_fence:
             while self._control is not None:
                 yield Until.NEWS
-            if self._role is Role.TAKING_OVER:
+            if self._tail.applied < self._listed:
+                yield from self._see_gap()
+            elif self._role is Role.TAKING_OVER:
                 self._begin_to_lead()
+
+    def _list_newest(self) -> Reading:
+        """See up to where there are entries, which all have to be read before this node leads."""
+        reply = yield ListLog(self.number, self._tail.applied + 1)
+        assert reply is not None
+        self._listed = max(reply.value or (0,))
+
+    def _see_gap(self) -> Reading:
+        """Look whether the next entry was trimmed. Raises LogCorrupt if not: it is gone."""
+        yield from self._read_snapshot()
+        index = self._tail.applied + 1
+        if self.snapshot.index < index:
+            message = f"entry {index} is missing, and entry {self._listed} is there"
+            raise LogCorrupt(f"{message}: {DATA_WAS_LOST}")
 
     def _wait_for(self, index: int) -> Reading:
         reply = yield WatchEntry(self.number, index)

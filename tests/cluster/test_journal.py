@@ -20,6 +20,7 @@ from coordinator.cluster.engine import (
     Append,
     Code,
     Leader,
+    ListLog,
     ReadChunks,
     ReadEntries,
     ReadLeader,
@@ -93,11 +94,21 @@ def test_another_leader_in_a_version_that_is_known_is_a_loss(found: Reply) -> No
     assert DATA_WAS_LOST in str(failed.error)
 
 
+def taking_over(journal: ReplicatedJournal) -> Request:
+    """Let *journal* find that it was given to this node; return what it asks for with the fence."""
+    request = sent(journal.registered(ME, 0))
+    for reply in (Reply(Code.OK, GIVEN, 7), NO_SNAPSHOT):
+        request = sent(journal.replied(request, reply, 0))
+    assert journal.role is Role.TAKING_OVER
+    return request
+
+
 def leading() -> ReplicatedJournal:
     """Return a journal that is led here, and has one entry."""
     journal = new_journal()
-    request = sent(journal.registered(ME, 0))
-    for reply in (Reply(Code.OK, GIVEN, 7), NO_SNAPSHOT, NOTHING):
+    request = taking_over(journal)
+    assert isinstance(request, ListLog)
+    for reply in (NOTHING, NOTHING):
         request = sent(journal.replied(request, reply, 0))
     journal.replied(request, NO_SNAPSHOT, 0)
     assert journal.role is Role.LEADING
@@ -187,7 +198,9 @@ def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
     assert snapshot == ReadSnapshot(0)
     journal.replied(look, Reply(Code.OK, GIVEN, 8), 100)
     assert journal.role is Role.TAKING_OVER
-    entries = sent(journal.replied(snapshot, NO_SNAPSHOT, 100))
+    listing = sent(journal.replied(snapshot, NO_SNAPSHOT, 100))
+    assert listing == ListLog(0, 1)
+    entries = sent(journal.replied(listing, NOTHING, 100))
     assert isinstance(entries, ReadEntries)
     assert journal.role is Role.TAKING_OVER
     assert journal.caught_up == 1
@@ -195,6 +208,42 @@ def test_an_end_that_was_seen_before_the_fence_is_not_the_end() -> None:
     led = journal.replied(snapshot, NO_SNAPSHOT, 100)
 
     assert [effect for effect in led if isinstance(effect, Leads)] == [Leads(0, GIVEN.epoch)]
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_an_entry_that_is_gone_from_the_middle_of_the_log_is_a_loss(read: int) -> None:
+    """The log seemed to end there: offsets behind it were served as if they had never been."""
+    journal = new_journal()
+    request = sent(journal.replied(taking_over(journal), Reply(Code.OK, (1, 3)[1 - read :]), 0))
+    assert isinstance(request, ReadEntries)
+    if read:
+        (followed,) = journal.replied(request, Reply(Code.OK, unit(1, 0)), 0)
+        assert isinstance(followed, Followed)
+        assert len(list(followed.batches)) == 1
+        request = sent(journal.took(0))
+    else:
+        request = sent(journal.replied(request, NOTHING, 0))
+        request = sent(journal.replied(request, NO_SNAPSHOT, 0))
+    assert isinstance(request, ReadSnapshot)
+    (failed,) = journal.replied(request, NO_SNAPSHOT, 0)
+
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, LogCorrupt)
+    assert f"entry {read + 1} is missing, and entry 3 is there" in str(failed.error)
+    assert DATA_WAS_LOST in str(failed.error)
+
+
+def test_entries_that_were_trimmed_since_they_were_listed_are_no_loss() -> None:
+    """A snapshot has them: whoever leads since then has made it, and this node loads it."""
+    journal = new_journal()
+    request = sent(journal.replied(taking_over(journal), Reply(Code.OK, (1, 2, 3)), 0))
+    request = sent(journal.replied(request, NOTHING, 0))
+    request = sent(journal.replied(request, NO_SNAPSHOT, 0))
+    newer = Reply(Code.OK, Snapshot(3, "s", 1, 10, 0, {0: 3}), 1)
+    request = sent(journal.replied(request, newer, 0))
+    effects = journal.replied(request, NOTHING, 0)
+
+    assert effects == [LoadAnew(0), Send(ReadChunks(0, "s", 0, 1))]
 
 
 def test_a_look_that_finds_less_than_it_asked_for_has_seen_the_end() -> None:

@@ -2,7 +2,7 @@
 
 A `Wire` stands between one server and its clients, which cuts, and keeps bytes back, in each
 direction alone. A `DataCopy` sets servers back. A `Guarded` one wants TLS and a log-in. `found`,
-`wipe` and `replace_by_empty` make a cluster, and take its data away.
+`wipe`, `remove` and `replace_by_empty` make a cluster, and take its data away.
 """
 
 import shutil
@@ -148,12 +148,24 @@ def found(made: Ensemble, chroot: str) -> str:
 
 def wipe(made: Ensemble, chroot: str) -> None:
     """Remove all znodes of a cluster, as an administrator's tool does, while its nodes run."""
-    client = KazooClient(made.hosts)
-    client.start(60)
-    try:
+    with _administrator(made) as client:
         while client.exists(chroot):
             with suppress(NotEmptyError, NoNodeError):  # A node has registered meanwhile.
                 client.delete(chroot, recursive=True)
+
+
+def remove(made: Ensemble, path: str) -> None:
+    """Remove one znode."""
+    with _administrator(made) as client:
+        client.delete(path)
+
+
+@contextmanager
+def _administrator(made: Ensemble) -> Iterator[KazooClient]:
+    client = KazooClient(made.hosts)
+    client.start(60)
+    try:
+        yield client
     finally:
         client.stop()
         client.close()

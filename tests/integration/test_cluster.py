@@ -22,7 +22,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import DescribeJournalsRequest, DescribeNodeRequest
 from tests.integration.cluster_support import Nodes, cluster, workers
 from tests.integration.daemon import Connection, Daemon, daemon, run_cli, until
-from tests.integration.ensemble import DataCopy, Wire, guarded_server, wires
+from tests.integration.ensemble import DataCopy, Wire, guarded_server, remove, wires
 from tests.integration.test_http import http_port
 from tests.server.world import commit
 
@@ -146,6 +146,29 @@ def test_nodes_end_for_good_when_their_ensemble_was_set_back(
             assert not nodes.events("node.ended")
             reasons = [line["reason"] for line in nodes.events("log.failed")]
             assert len([reason for reason in reasons if DATA_WAS_LOST in reason]) == 2
+
+
+def test_a_node_does_not_serve_a_log_with_an_entry_missing_in_its_middle(
+    zookeeper: Ensemble,
+) -> None:
+    """The log seemed to end before the entry, and offsets behind it to have never been."""
+    where = f"/cluster/{next(_numbers)}"
+    with cluster(f"{zookeeper.hosts}{where}", SESSION, "cluster.journals=1", nodes=1) as nodes:
+        with nodes.running[1].connect() as connection:
+            for offset in range(3):
+                until(partial(is_done, connection, offset), "commit", pause_s=0.2)
+        nodes.kill(1)
+        remove(zookeeper, f"{where}/journals/0/log/0/2")
+        again = Daemon(None, (*nodes.settings, "node.id=1"))
+
+        assert again.wait() == EXIT_CORRUPT
+        assert "entry 2 is missing" in again.events("log.failed")[0]["reason"]
+
+
+def is_done(connection: Connection, offset: int) -> bool:
+    """Say whether a node acknowledges a commit."""
+    answer: Any = connection.ask(commit(offset))
+    return bool(answer.error == ErrorCode.NONE)
 
 
 def commit_to(nodes: Daemon, offset: int) -> None:
