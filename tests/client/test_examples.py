@@ -334,6 +334,10 @@ ENDLESS = {
 }
 
 
+# A machine may take longer than the default to let a member leave.
+PATIENT = 'client_id="example", leave_timeout_ms=60_000'
+
+
 @pytest.mark.parametrize("example", ENDLESS)
 def test_each_example_leaves_its_group_at_sigterm(runner: Runner, example: str) -> None:
     """What one copies is stopped so by systemd, Docker and Kubernetes; the group needn't wait."""
@@ -341,6 +345,7 @@ def test_each_example_leaves_its_group_at_sigterm(runner: Runner, example: str) 
     code = runner.code(example)
     assert before in code
     code = code.replace(f'"{group}"', f'"stopped-{example}"')
+    code = code.replace('client_id="example"', PATIENT)
     if before:
         code = code.replace(before, after)
     printed = "flights" if example != "pattern.py" else "orders-us"

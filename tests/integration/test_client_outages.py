@@ -186,6 +186,7 @@ def test_an_example_outlives_a_killed_daemon_and_leaves_at_sigterm(
     """Word for word: after an outage of many budgets of a call it goes on where it was."""
     data, at_once = tmp_path / "data", "group.initial.rebalance.delay.ms=0"
     code = SHORT_BUDGET + (ROOT / "examples" / example).read_text()
+    code = code.replace('client_id="example"', 'client_id="example", leave_timeout_ms=60_000')
     with daemon(data, at_once) as one, ExitStack() as stack:
         port = one.ready().port
         listen = f"127.0.0.1:{port}"
