@@ -440,15 +440,18 @@ class Storing(Refusing):
 
     def __init__(self) -> None:
         super().__init__(FatalError("not registered", code=3))
+        self.calls: list[str] = []
         self.commits: list[int] = []
         self.reports: list[Mapping[TopicPartition, int]] = []
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Take it."""
+        self.calls.append("commit")
         self.commits.append(len(offsets))
 
     def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
         """Refuse it, as the coordinator does with topics that nobody registered."""
+        self.calls.append("report")
         self.reports.append(ends)
         raise self.error
 
@@ -461,13 +464,25 @@ def storing(monkeypatch: pytest.MonkeyPatch) -> Storing:
     return client
 
 
-def test_ends_are_reported_after_the_commit_and_may_be_refused(storing: Storing) -> None:
-    """The offsets are what matters."""
+def test_ends_are_reported_before_the_commit_and_may_be_refused(storing: Storing) -> None:
+    """A commit beyond the last report has no known lag; and the offsets are what matters."""
     target = CoordinatorTarget("h:1", "g", lambda: {A: 9})
 
     target.commit({A: 1})
 
+    assert storing.calls == ["report", "commit"]
     assert (storing.commits, storing.reports) == ([1], [{A: 9}])
+
+
+def test_a_coordinator_that_is_away_is_asked_once_for_each_commit(storing: Storing) -> None:
+    """Each request waits for as long as a request may."""
+    storing.error = CoordinatorUnavailable("nobody is there")
+    target = CoordinatorTarget("h:1", "g", lambda: {A: 9})
+
+    with pytest.raises(NotNow, match="nobody is there"):
+        target.commit({A: 1})
+
+    assert storing.calls == ["report"]
 
 
 def test_many_partitions_are_committed_in_parts(storing: Storing) -> None:

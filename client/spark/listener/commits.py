@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from client.backoff import backoff
 from client.blocking import BlockingClient, connect_blocking
-from client.exceptions import CommitRefused, CoordinatorError, FatalError
+from client.exceptions import (
+    CommitRefused,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    FatalError,
+)
 from client.kafka_groups.cluster import (
     KafkaCluster,
     KafkaGroupError,
@@ -210,7 +215,8 @@ class CoordinatorTarget:
     Args:
         coordinator: "host:port", or several separated by commas.
         group: the group.
-        ends: tells where partitions end, to be reported after each commit; None for nothing.
+        ends: tells where partitions end, to be reported before each commit, which none may be
+            beyond; None for nothing.
         security: as of `client.connect`.
 
     """
@@ -240,6 +246,7 @@ class CoordinatorTarget:
         """
         refused: set[TopicPartition] = set()
         why: dict[str, None] = {}
+        self._report()
         for chunk in _chunks(offsets):
             try:
                 self._connect().commit(self._group, chunk)
@@ -251,8 +258,6 @@ class CoordinatorTarget:
                 why[str(error)] = None
             except CoordinatorError as error:
                 raise NotNow(str(error)) from error
-        if len(refused) < len(offsets):
-            self._report()
         if refused:
             raise Refused("; ".join(why), refused)
 
@@ -260,6 +265,8 @@ class CoordinatorTarget:
         if self._ends is not None and (ends := self._ends()):
             try:
                 self._connect().report_end_offsets(ends)
+            except CoordinatorUnavailable as error:
+                raise NotNow(str(error)) from error
             except CoordinatorError as error:
                 # Of registered topics they are stored, the others are nobody's business here.
                 logger.debug("end offsets are not reported: %s", error)
