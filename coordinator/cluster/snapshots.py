@@ -16,6 +16,7 @@ from coordinator.cluster.engine import (
     READ_CHUNKS_MAX,
     READ_ENTRIES_MAX,
     Code,
+    ListLog,
     ReadChunks,
     ReadEntries,
     ReadSnapshot,
@@ -33,7 +34,7 @@ from coordinator.log.compaction import (
     find_live,
     live_items,
 )
-from coordinator.log.errors import LogFailed
+from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import RawBatch, encode_batch
 
 CHUNK_BYTES: Final = ENTRY_BYTES_MAX
@@ -163,17 +164,21 @@ def read_all(journal: int, source: Source) -> Generator[Request, Reply, None]:
         source.add_chunks(chunks)
         chunk += len(chunks)
     joiner, index = Joiner(), snapshot.index
+    listing = _checked((yield ListLog(journal, index + 1)), Code.MISSING)
+    listed = max(listing.value or (0,))
     while entries := _checked((yield ReadEntries(journal, index + 1, READ_ENTRIES_MAX))).value:
         for data in entries:
             index += 1
             body = joiner.take(index, decode(data, index))
             if body is not None:
                 source.add_unit(body, index)
-    if index == snapshot.index:
-        # Nothing behind it: or it was trimmed, and there is another one.
+    if index == snapshot.index or index < listed:
+        # Nothing behind it, or a gap: or it was trimmed, and there is another one.
         newest = _checked((yield ReadSnapshot(journal))).value
         if newest != snapshot:
             raise LogFailed("there is a newer snapshot")
+    if index < listed:
+        raise LogCorrupt(f"entry {index + 1} is missing, and entry {listed} is there")
 
 
 class Fold:

@@ -34,7 +34,8 @@ from coordinator.cluster.engine import (
     WatchEntry,
 )
 from coordinator.cluster.journal import DATA_WAS_LOST, Member, ReplicatedJournal, Role
-from coordinator.log.errors import LogCorrupt
+from coordinator.cluster.snapshots import Source, read_all
+from coordinator.log.errors import LogCorrupt, LogFailed
 from tests.cluster.test_follower import unit
 
 ME: Final = Member(1, "a", 11)
@@ -244,6 +245,28 @@ def test_entries_that_were_trimmed_since_they_were_listed_are_no_loss() -> None:
     effects = journal.replied(request, NOTHING, 0)
 
     assert effects == [LoadAnew(0), Send(ReadChunks(0, "s", 0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "error"),
+    [
+        (NO_SNAPSHOT, pytest.raises(LogCorrupt, match="entry 2 is missing, and entry 3 is there")),
+        (Reply(Code.OK, Snapshot(3, "s")), pytest.raises(LogFailed, match="newer snapshot")),
+    ],
+    ids=["gone", "trimmed"],
+)
+def test_no_snapshot_and_no_export_leaves_out_what_is_behind_a_gap(
+    snapshot: Reply, error: pytest.RaisesExc[BaseException]
+) -> None:
+    """An export of less than all seemed to be whole, and compactions to succeed."""
+    reader = read_all(0, Source())
+    assert isinstance(next(reader), ReadSnapshot)
+    request = reader.send(NO_SNAPSHOT)
+    for reply in (Reply(Code.OK, (0, 1, 3)), Reply(Code.OK, unit(1, 0)), NOTHING):
+        request = reader.send(reply)
+    assert isinstance(request, ReadSnapshot)
+    with error:
+        reader.send(snapshot)
 
 
 def test_a_look_that_finds_less_than_it_asked_for_has_seen_the_end() -> None:
