@@ -298,15 +298,15 @@ class Answers:
             return self._select(reads, *rest)
         if self._asked_s is None and self._is_ping_outstanding():
             self._asked_s = self._clock()
+        left_s = math.inf
         if self._asked_s is not None:
-            left_s = self._asked_s + self._patience_s - self._clock()
-            if left_s <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, "an answer is overdue")
-            timeout_s = min(timeout_s, left_s)
-        found = self._select(reads, *others, timeout_s)
+            left_s = max(0.0, self._asked_s + self._patience_s - self._clock())
+        found = self._select(reads, *others, min(timeout_s, left_s))
         server, requests = reads
         if server in found[0]:
-            self._asked_s = None
+            self._asked_s = None  # Also where this process looks late, as it was frozen.
+        elif left_s == 0:
+            raise TimeoutError(errno.ETIMEDOUT, "an answer is overdue")
         if requests in found[0] and self._asked_s is None:
             self._asked_s = self._clock()
         return found

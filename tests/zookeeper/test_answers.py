@@ -123,6 +123,24 @@ def test_an_overdue_answer_ends_only_the_connection_that_it_is_of() -> None:
     wait()
     now_s = 2.9
     wait()
-    assert waited_s == pytest.approx([1.5, 1.0, 1.5, 0.1])
+    assert waited_s == pytest.approx([1.5, 1.0, 0.0, 1.5, 0.1])
     answers.select([SERVER], [], [], 9.0)  # In the middle of a message kazoo looks itself.
     assert waited_s[-1] == 9.0
+
+
+def test_an_answer_that_has_come_is_read_however_late_it_is_looked_for() -> None:
+    """A program that was frozen, or had no processor, looks late; its server has answered."""
+    now_s = 0.0
+    ready: list[str] = [REQUESTS]
+
+    def select(_r: object, _w: object, _x: object, _timeout_s: float) -> Any:
+        return ready, [], []
+
+    answers = Answers(select, lambda: False, lambda: now_s)
+    answers.connected(6.0)
+    answers.select([SERVER, REQUESTS], [], [], 1.5)
+    now_s = 5.0
+    ready = [SERVER]
+    assert answers.select([SERVER, REQUESTS], [], [], 1.5) == ([SERVER], [], [])
+    ready = []
+    answers.select([SERVER, REQUESTS], [], [], 1.5)  # Nothing is asked now.
