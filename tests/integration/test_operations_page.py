@@ -37,7 +37,9 @@ def test_the_page_has_every_metric_of_a_daemon(tmp_path: Path) -> None:
 def test_the_page_has_no_setting_or_event_that_there_is_not() -> None:
     """A name that was changed in the code only would be searched for in vain."""
     code = "\n".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "coordinator").rglob("*.py")
+        path.read_text(encoding="utf-8")
+        for folder in ("coordinator", "client")
+        for path in (ROOT / folder).rglob("*.py")
     )
     names = {name for name in DOTTED.findall(PAGE) if not (ROOT / name).is_file()}
     settings = {setting.name for setting in SETTINGS}

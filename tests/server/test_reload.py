@@ -143,6 +143,7 @@ def test_the_level_holds_from_the_next_line_on(operator: Operator) -> None:
 def test_only_what_is_looked_at_each_time_is_live() -> None:
     """Another one would be told as changed, and would not be."""
     assert {setting.name for setting in SETTINGS if setting.live} == {
+        "cluster.nodes",
         "cluster.state.max.bytes",
         "http.allowed.hosts",
         "log.file",
