@@ -106,8 +106,9 @@ _NOT_YET: Final = {
 _ONCE: Final = (m.MoveJournalRequest, m.ReloadPartitionRequest)
 FOR_EVER: Final = -1
 _MAYBE_TLS: Final = (
-    " (maybe its listener is one for TLS: security.protocol in a file for --command-config)"
+    "maybe its listener is one for TLS: security.protocol in a file for --command-config"
 )
+_MAYBE_STARTING: Final = "or it is a node that starts, and has yet to reach ZooKeeper"
 _CONSUMER: Final = "consumer"
 
 _IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
@@ -516,11 +517,9 @@ class Link:
         if isinstance(exc, TimeoutError):
             return f"nothing came within {round(self._timeout_s, 1):g} s"
         if isinstance(exc, ProtocolError):
-            return f"what is there is no coordinator ({exc}){self._maybe_tls()}"
+            maybe = f" ({_MAYBE_TLS})" if self._may_speak_tls else ""
+            return f"what is there is no coordinator ({exc}){maybe}"
         return getattr(exc, "strerror", None) or str(exc)
-
-    def _maybe_tls(self) -> str:
-        return _MAYBE_TLS if self._may_speak_tls else ""
 
     def _exchange(self, requests: Sequence[Request]) -> Iterator[Response | AskFailed]:
         """Yield an answer for each request, in their order."""
@@ -608,8 +607,8 @@ class Link:
         found: dict[int, Response] = {}
         while not found.keys() >= set(wanted):
             if not (data := sock.recv(65536)):
-                why = f"it closed the connection without an answer{self._maybe_tls()}"
-                raise ConnectionResetError(why)
+                maybe = f" ({_MAYBE_TLS}; {_MAYBE_STARTING})" if self._may_speak_tls else ""
+                raise ConnectionResetError(f"it closed the connection without an answer{maybe}")
             self._may_speak_tls = self._may_speak_tls and speaks_tls(data)
             for event in self._protocol.receive(data):
                 found[event.correlation_id] = event.response

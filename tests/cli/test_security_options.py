@@ -97,17 +97,25 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.asked == []
 
 
-@pytest.mark.parametrize("words", [b"", b"\x15\x03\x01\x00\x02\x02\x46"], ids=["none", "alert"])
+@pytest.mark.parametrize(
+    ("words", "may_be_starting"),
+    [(b"", True), (b"\x15\x03\x01\x00\x02\x02\x46", False)],
+    ids=["none", "alert"],
+)
 def test_a_listener_of_tls_is_guessed_by_a_command_without(
-    monkeypatch: pytest.MonkeyPatch, words: bytes
+    monkeypatch: pytest.MonkeyPatch, words: bytes, *, may_be_starting: bool
 ) -> None:
-    """OpenSSL closes without a word, others send an alert; neither says what to do."""
+    """OpenSSL closes without a word, others send an alert; neither says what to do.
+
+    A node closes so, too, while ZooKeeper hasn't told it yet which cluster it is of.
+    """
     monkeypatch.setattr(FakeSocket, "sendall", lambda *_: None)
     monkeypatch.setattr(FakeSocket, "recv", lambda *_: words)
     done = command_line(monkeypatch).run("groups", "list")
 
     assert done.exit_code == 69
     assert "maybe its listener is one for TLS: security.protocol" in done.stderr
+    assert ("has yet to reach ZooKeeper" in done.stderr) is may_be_starting
 
 
 def test_a_coordinator_that_has_answered_is_not_taken_for_one_with_tls(
