@@ -145,7 +145,8 @@ class TopicEndFacts(NamedTuple):
 
     topic: str
     partition_count: int
-    end_sum: int  # Of the partitions of which an end was told; -1 if there is none.
+    unknown: int  # Partitions of which no end was told.
+    end_sum: int  # Of the others; -1 if there is none.
     age_ms: int  # For how long one end was not told of, changed or not: the longest; -1 likewise.
 
 
@@ -436,7 +437,8 @@ def topic_end_facts(registry: Registry, now: Now, turn: Turn) -> Iterator[TopicE
             longest_ms = max(longest_ms, *(age_ms(end, now.mono_ms, now.wall_ms) for end in chunk))
             if turn.is_over_after(len(chunk)):
                 yield None
-        yield TopicEndFacts(topic, count, end_sum if known else UNKNOWN, longest_ms)
+        end_sum = end_sum if known else UNKNOWN
+        yield TopicEndFacts(topic, count, count - known, end_sum, longest_ms)
         if turn.is_over_after(1):
             yield None
 

@@ -429,7 +429,8 @@ class Api:
 
         rows = await self._encoded(range(known.partition_count), show)
         end_sum = sum([end.end_offset for end in ends.values()]) if ends else -1
-        facts = TopicEndFacts(name, known.partition_count, end_sum, max(ages, default=-1))
+        count, age_ms = known.partition_count, max(ages, default=-1)
+        facts = TopicEndFacts(name, count, count - len(ends), end_sum, age_ms)
         head = views.encode(_show_topic(facts))
         return answer_of([head[:-1] + b',"partitions":[', *rows, b"]}"])
 
@@ -491,7 +492,7 @@ def _by_topic(row: TopicEndFacts) -> tuple[Any, ...]:
 
 def _show_topic(facts: TopicEndFacts) -> views.Topic:
     end_sum, age_ms = views.known(facts.end_sum), views.known(facts.age_ms)
-    return views.Topic(facts.topic, facts.partition_count, end_sum, age_ms)
+    return views.Topic(facts.topic, facts.partition_count, facts.unknown, end_sum, age_ms)
 
 
 def openapi_operation(operations: Sequence[Operation]) -> Operation:

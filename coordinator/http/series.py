@@ -535,7 +535,7 @@ def partition_texts(
 def registry_texts(topics: Sequence[TopicEndFacts]) -> Texts:
     """Return the lines of registered topics."""
     info, *others = REGISTRY_FAMILIES
-    names, counts, end_sums, ages_ms = zip(*topics, strict=True)
+    names, counts, _, end_sums, ages_ms = zip(*topics, strict=True)
     topic = [f'topic_name="{escaped(name)}"}}' for name in names]
     details = [
         f'{{partition_count="{count}",{name}' for count, name in zip(counts, topic, strict=True)

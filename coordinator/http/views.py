@@ -266,6 +266,7 @@ class Topic(View):
 
     topic: str
     partition_count: int
+    unknown_partitions: int
     end_sum: int | None
     end_age_ms: int | None
 

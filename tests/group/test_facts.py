@@ -112,7 +112,7 @@ def test_a_group_its_topics_and_partitions_agree() -> None:
     ]
     age_ms = context.wall_ms - told_ms
     assert _all(context.topics.topic_facts(context.now, Turn())) == [
-        TopicEndFacts("t", 3, 40, age_ms)
+        TopicEndFacts("t", 3, 1, 40, age_ms)
     ]
 
 
@@ -391,8 +391,8 @@ def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
     ends = context.described("quiet").topics[0].end_offsets
     assert [end.reported_ms for end in ends] == [context_ms, before_ms]
     assert _all(context.topics.topic_facts(context.now, Turn())) == [
-        TopicEndFacts("quiet", 2, 30, 90 * MINUTE_MS),
-        TopicEndFacts("untold", 1, -1, -1),
+        TopicEndFacts("quiet", 2, 0, 30, 90 * MINUTE_MS),
+        TopicEndFacts("untold", 1, 1, -1, -1),
     ]
 
     context.report("quiet", {1: 20})

@@ -256,7 +256,13 @@ async def test_topics_come_by_name(autojump_clock: MockClock) -> None:
         one = await here.get("/api/v1/topics/c%2Fd")
 
         assert ["a", "b", "c/d"] == [topic["topic"] for topic in told]
-        row = {"topic": "c/d", "partition_count": 2, "end_sum": 30, "end_age_ms": 2100}
+        row = {
+            "topic": "c/d",
+            "partition_count": 2,
+            "unknown_partitions": 0,
+            "end_sum": 30,
+            "end_age_ms": 2100,
+        }
         assert [row] == some["items"]
         reported = {"end_reported_at": "2023-11-14T22:13:20Z", "hosts": []}
         assert {
@@ -280,6 +286,21 @@ async def test_a_topic_without_ends_says_so(autojump_clock: MockClock) -> None:
         assert (None, None) == (told["end_sum"], told["end_age_ms"])
         unknown = {"end": None, "end_reported_at": None}
         assert [{"partition": 0, "hosts": ["a"], **unknown}] == told["partitions"]
+
+
+async def test_a_topic_tells_of_how_many_partitions_no_end_is_known(
+    autojump_clock: MockClock,
+) -> None:
+    """The sum of one end of six looked like that of the whole topic."""
+    async with site() as here:
+        client = here.w.connect()
+        await client.ask(m.RegisterTopicsRequest((m.TopicRegistration("t", 6, ()),)))
+        await client.ask(m.ReportEndOffsetsRequest((m.TopicEnds("t", (m.PartitionEnd(2, 1200),)),)))
+        (listed,) = (await here.get("/api/v1/topics"))["items"]
+        one = await here.get("/api/v1/topics/t")
+
+        assert (1200, 5) == (listed["end_sum"], listed["unknown_partitions"])
+        assert (1200, 5) == (one["end_sum"], one["unknown_partitions"])
 
 
 async def test_the_node_tells_of_the_last_minute(autojump_clock: MockClock) -> None:

@@ -175,7 +175,7 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
         "group": group_texts(group, 1),
         "principal": principal_texts([PrincipalFacts(group_id, 1, 2, 3, 4, 5, 0.5, 6, 7_500)]),
         "topic": topic_texts(group_id, [TopicFacts(topic, 1, 2, 1, 100, 0, 7, 4.5)]),
-        "registry": registry_texts([TopicEndFacts(topic, 12, 107, 2_500)]),
+        "registry": registry_texts([TopicEndFacts(topic, 12, 0, 107, 2_500)]),
         "partition": partition_texts(
             group_id, topic, LagColumns([3], [100], [7], [4_500]), [NOW_MS - 2_500], NOW_MS
         ),
