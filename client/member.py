@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import trio
 
@@ -65,6 +65,8 @@ from protocol.text import some_of
 logger = logging.getLogger("client.commits")  # The name in the guide.
 topics_logger = logging.getLogger("client.topics")  # As is this.
 
+T = TypeVar("T")
+
 # Told of the member's partitions in the task that calls ``assignment()`` or ``leave()``, and only
 # there.
 Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[object] | object]
@@ -116,6 +118,7 @@ class Member:
         auto = auto_commit_interval_ms is not None
         self._commits = Commits(self._machine, self._driver, router, offset_calls, auto)
         self._request_timeout_ms = request_timeout_ms
+        self._waiting: set[trio.CancelScope] = set()  # For the coordinator.
         self._callbacks = callbacks
         self._auto_commit_interval_ms = auto_commit_interval_ms
         self._leave_timeout_ms = leave_timeout_ms
@@ -238,7 +241,7 @@ class Member:
         try:
             if step.change is Change.REVOKED:
                 await self._call(step)
-                await self._commits.give_up(step.partitions, self._request_timeout_ms)
+                await self._wait(self._commits.give_up(step.partitions, self._patience_ms))
                 self._commits.forget(step.partitions)
                 self._machine.told(step)
             else:
@@ -333,16 +336,17 @@ class Member:
             OutcomeUnknown: An attempt was not answered, and then time was up or the group had
                 moved on. Call `assignment`, then `fetch`: that tells which offsets are stored.
             CoordinatorUnavailable: Nobody could be reached in time; nothing was stored.
+            ClientClosed: The member had left; or it left while this waited, which may be stored.
             FatalError: Repeating it does not help.
             ValueError: An argument makes no sense.
         """
-        timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
+        timeout_ms = self._patience_ms if timeout_ms is None else timeout_ms
         if offsets is not None:
-            await self._commits.commit(offsets, expected, timeout_ms)
+            await self._wait(self._commits.commit(offsets, expected, timeout_ms))
         elif expected is not None:
             raise ValueError("expected offsets of partitions that are not named")
         else:
-            await self._commits.commit_stored(self._machine.usable, timeout_ms)
+            await self._wait(self._commits.commit_stored(self._machine.usable, timeout_ms))
 
     async def fetch(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: float | None = None
@@ -360,8 +364,27 @@ class Member:
         owner = Owner(
             machine.generation, machine.member_id, machine.config.group_instance_id, machine.usable
         )
-        timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        return await self._offset_calls.fetch(self.group_id, partitions, timeout_ms, owner)
+        timeout_ms = self._patience_ms if timeout_ms is None else timeout_ms
+        return await self._wait(
+            self._offset_calls.fetch(self.group_id, partitions, timeout_ms, owner)
+        )
+
+    @property
+    def _patience_ms(self) -> float:
+        """How long a call waits for the coordinator: for a member that has left as for others."""
+        most_ms = self._router.request_timeout_ms if self.has_left else math.inf
+        return min(most_ms, self._request_timeout_ms)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _wait(self, call: Awaitable[T]) -> T:
+        """Return what *call* returns; once this member has left, it doesn't wait without an end."""
+        with trio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                return await call
+            finally:
+                self._waiting.remove(scope)
+        raise ClientClosed("this member has left the group, and the coordinator doesn't answer")
 
     async def lag(self) -> dict[TopicPartition, Lag]:
         """Return how far the group is behind, per partition; see `client.operators.group_lag`."""
@@ -426,6 +449,8 @@ class Member:
                         await self._router.call(action.request, timeout_ms=self._leave_timeout_ms)
                         goodbye.confirmed = True
         finally:
+            for scope in self._waiting:
+                scope.deadline = trio.current_time() + self._router.request_timeout_ms / 1000
             self._driver.notify()
             goodbye.done.set()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from trio.testing import MockClock
 
 from client import (
     Client,
+    ClientClosed,
     CooperativeStickyAssignor,
     CoordinatorUnavailable,
     Member,
@@ -18,6 +20,7 @@ from client import (
     RetrySettings,
     TopicPartition,
 )
+from client.api import REQUEST_TIMEOUT_MS
 from protocol import messages as m
 from tests.client.conftest import World
 from tests.client.test_aio import connect_to as connect_aio_to
@@ -270,3 +273,30 @@ def test_the_asyncio_form_waits_as_the_other_does() -> None:
                 await client.fetch_offsets("g")
 
     asyncio.run(main())
+
+
+async def test_calls_that_wait_end_after_their_member_has_left(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A program that stops in an outage waits for its workers before it closes the client."""
+    async with world.connect() as client:
+        member = await client.join("g", ["t"], {"t": 2}, auto_commit_interval_ms=10**9).__aenter__()
+        await member.assignment()
+        member.store({T0: 9})
+        await go_away(world.server)
+        await member.request_rejoin("test")
+
+        async def waits(call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(ClientClosed, match="left"):
+                await call()
+
+        with trio.fail_after(2 * OUTAGE_S):
+            async with trio.open_nursery() as nursery:
+                for call in (partial(member.commit, {T1: 7}), member.fetch, member.assignment):
+                    nursery.start_soon(waits, call)
+                await trio.sleep(OUTAGE_S)
+                assert not await member.leave()
+                left_s = trio.current_time()
+        assert trio.current_time() - left_s <= REQUEST_TIMEOUT_MS / 1000
+        with pytest.raises(CoordinatorUnavailable):
+            await member.fetch()
