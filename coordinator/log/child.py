@@ -1,14 +1,14 @@
-"""What the processes have in common that compute for the daemon.
+"""Protocol and manners of the daemon's child processes, which do its long computations.
 
-A computation of seconds in the daemon would hold up every commit, whatever thread it runs in. So
-the daemon starts a child, at the lowest priority, which rests after each small step. The job is a
-line of JSON on the standard input, which then stays open: its end means that the daemon is gone,
-and then the child ends, too. On the standard output it tells how far it is, a line of JSON at a
-time, and at last what it has made, or why it has made nothing:
+A computation of seconds in the daemon would delay every commit, in whatever thread it runs.
+Therefore the daemon starts a child process at the lowest priority, which sleeps after each small
+step. Standard input carries the job as one line of JSON and then stays open: its end means that
+the daemon is gone, and the child ends as well. Standard output carries the progress, one line of
+JSON at a time, and at the end the result or the reason why there is none:
 
     {"progress": …}   {"done": …}   {"damaged": reason}   {"failed": reason}
 
-What is damaged is damaged at the next try, too.
+A retry is of no use after `damaged`: the same damage is found again.
 """
 
 import json
@@ -19,20 +19,20 @@ import sys
 from typing import Any, Final
 
 NICE: Final = 19
-# A low priority isn't enough: flushes also wait for a thread of the kernel's, which competes with
-# the daemon and its child as a group and gets a busy core only at the next tick. A process that
-# sleeps for a moment leaves it at once. After so much of the log it does.
+# Bytes of the log between two rests, and the length of a rest in seconds. A low priority isn't
+# enough: a flush also waits for a kernel thread, which competes with the daemon and its child as
+# a group and gets a busy core only at the next tick. A sleeping process frees its core at once.
 REST_BYTES: Final = 8 * 1024
 REST_S: Final = 0.000_05
 _STDIN: Final = 0
 
 
 class ParentGone(Exception):
-    """Nobody waits for the result any more."""
+    """The parent has closed its pipe or has ended, so the result has no reader."""
 
 
 def begin() -> Any:
-    """Be such a process; return the job."""
+    """Set the priority and signals of a child process; return the job from standard input."""
     os.nice(NICE)
     # Ctrl-C in a terminal reaches all its processes; the daemon decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,10 +40,10 @@ def begin() -> Any:
 
 
 def say(what: str, value: object) -> None:
-    """Tell the parent.
+    """Write one line for the parent.
 
     Raises:
-        ParentGone: There is none.
+        ParentGone: The pipe is closed.
     """
     try:
         sys.stdout.write(json.dumps({what: value}) + "\n")
@@ -53,11 +53,11 @@ def say(what: str, value: object) -> None:
 
 
 def rest() -> None:
-    """Let others work for a moment.
+    """Sleep for `REST_S`, so that other processes get the core.
 
     Raises:
-        ParentGone: The parent is.
+        ParentGone: Standard input has ended.
     """
-    # The standard input is readable only at its end.
+    # Nothing follows the job on standard input, so it is readable only at its end.
     if select.select([_STDIN], [], [], REST_S)[0]:
         raise ParentGone

@@ -1,6 +1,6 @@
-"""The process that compacts: ``python -m coordinator.log.compact_child``; see `child`.
+"""Child process that compacts the log: ``python -m coordinator.log.compact_child``; see `child`.
 
-It imports little: it starts at once and stays small.
+The module imports little, so the process starts quickly and stays small.
 """
 
 import json
@@ -17,14 +17,14 @@ from coordinator.log.state_files import SegmentInfo
 
 
 def encode_job(path: str, job: Job) -> bytes:
-    """Return what the child reads."""
+    """Return the line that the child reads from standard input."""
     segments = [list(segment) for segment in job.segments]
     body = {**job._asdict(), "path": path, "segments": segments, "key": job.key.secret.hex()}
     return json.dumps(body).encode() + b"\n"
 
 
 def decode_job(body: dict[str, Any]) -> tuple[str, Job]:
-    """Return the folder and what is to be done in it."""
+    """Return the path of the data folder, and the job."""
     path = body.pop("path")
     segments = tuple(SegmentInfo(*segment) for segment in body.pop("segments"))
     key = FlushKey(bytes.fromhex(body.pop("key")))
@@ -32,21 +32,21 @@ def decode_job(body: dict[str, Any]) -> tuple[str, Job]:
 
 
 def encode_result(compacted: Compacted) -> dict[str, Any]:
-    """Return *compacted* as JSON can carry it."""
+    """Return *compacted* as values that JSON can carry."""
     outputs = [list(output) for output in compacted.outputs]
     below = list(compacted.dropped_below.items())
     return {"outputs": outputs, "dropped_below": below, "live_entries": compacted.live_entries}
 
 
 def decode_result(body: dict[str, Any]) -> Compacted:
-    """Return what `encode_result` was given."""
+    """Return the argument of `encode_result`."""
     outputs = tuple(SegmentInfo(*output) for output in body["outputs"])
     below = dict(body["dropped_below"])
     return Compacted(outputs, below, body["live_entries"])
 
 
 def main() -> None:
-    """Do the one job that comes."""
+    """Read one job, do it, and exit; the status is 1 if the parent is gone."""
     path, job = decode_job(begin())
     try:
         _do(OsDirectory(path), job)
@@ -55,9 +55,10 @@ def main() -> None:
 
 
 def _do(directory: OsDirectory, job: Job) -> None:
-    """Compact and tell the outcome; outputs that nobody takes over are removed.
+    """Compact and report the outcome; after a failure, remove the outputs.
 
-    Another daemon may be running by then, which looked for them when it started.
+    The next daemon can't be relied on to remove them: it may have started, and cleaned up,
+    before this process found that its parent is gone.
     """
     try:
         work = compact(directory, job, step_bytes=REST_BYTES)
@@ -80,10 +81,10 @@ def _remove_outputs(directory: OsDirectory, job: Job) -> None:
 
 
 class _Steps:
-    """Called between two steps of the work: rests, looks for the parent, now and then reports."""
+    """Callback between two steps of a job: rests, and reports every `STEP_BYTES` that were read."""
 
     def __init__(self) -> None:
-        self._told_bytes = 0  # Of what was read.
+        self._told_bytes = 0  # Bytes read, as last reported.
 
     def __call__(self, progress: Progress) -> None:
         rest()

@@ -1,29 +1,30 @@
-"""Compacts the log: finds what is live in sealed segments, and writes it to new files.
+"""Compacts the log: finds the live entries of sealed segments and copies them to new files.
 
 Theory of operation
 ===================
 
-A key is (partition, scope, type, key). Of a log, these entries are *live*:
+A key is (partition, scope, type, key). The last entry of each key is *live*, unless
 
-* the last one of each key, unless
-* a scope tombstone (an entry of type 1001) of the same scope is behind it, or
-* it is a tombstone (its value is nil; scope tombstones are such, too) and old enough.
+* a scope tombstone (an entry of type 1001) of the same scope follows it, or
+* the entry is an old tombstone (its value is nil; scope tombstones are tombstones, too).
 
-A wide entry stands for several keys, and of it those are live that are the last ones of their key:
-it is left as it is, goes, or is cut to one wide entry for each run of live keys. These may take
-more bytes than it did, as each repeats what is common to all keys: a batch can grow.
+A wide entry stands for several keys. Each of its keys is live if this entry is the last one of
+the key. A wide entry stays as it is, is dropped, or is cut to one wide entry for each run of live
+keys. The cut ones may take more bytes than the original, as each repeats the common parts: a
+batch can grow.
 
-The fold of the live entries is the fold of the log. Tombstones are kept for a while for those
-who follow the changes; for each partition it is noted up to where some were dropped.
+Replaying the live entries gives the same state as replaying the whole log. Tombstones are kept
+for a while for readers that follow the changes; the manifest records for each partition up to
+which offset some were dropped.
 
-A compaction works on a prefix of the journal's sealed segments, always from the first one on:
-then a tombstone has nothing older left to hide and may go. It finds the live offsets first
-(`LiveSearch`), which takes as many passes as memory asks for, and then copies their entries
-in the order of the log. An output covers a whole number of sources.
+A compaction takes a prefix of the journal's sealed segments, always from the first one on: then
+no older entry is left for a tombstone to hide, and the tombstone may be dropped. The live offsets
+are found first (`LiveSearch`), in as many passes as the memory bound requires; then their entries
+are copied in the order of the log. An output covers a whole number of sources.
 
-Nothing that the journal knows is changed here: the outputs have temporary names, which a start
-removes. `compact_child` does the work in a process of its own, `swap` puts the outputs in the
-place of the sources, and `coordinator.runtime.compactor` says when.
+The journal isn't changed here: the outputs have temporary names, which the next start removes.
+`compact_child` runs the job in a process of its own, `swap` replaces the sources by the outputs,
+and `coordinator.runtime.compactor` decides when.
 """
 
 import zlib
@@ -58,14 +59,14 @@ from coordinator.log.state_files import (
     sealed_sizes,
 )
 
-# What the keys of one pass may take. A million keys of a hundred bytes take four passes.
+# Memory for the keys of one pass, in bytes. A million keys of 100 bytes take four passes.
 PASS_BYTES: Final = 48 * 1024 * 1024
-# In a dict: the bytes object of a key, the int of its offset, their slot.
+# Memory of one key in a dict: the bytes object, the int of the offset, the slot of both.
 _KEY_BYTES: Final = 150
 _SCOPE_BYTES: Final = 450
 _SLOTS: Final = 1 << 48
 
-# How often a reader of progress hears something.
+# Bytes of the log between two reports of progress.
 STEP_BYTES: Final = 256 * 1024
 
 # Partition, base offset, timestamp in ms, and the packed entries of one batch.
@@ -73,16 +74,16 @@ PackedBatch = tuple[int, int, int, bytes]
 
 
 class Job(NamedTuple):
-    """What a compaction is to do.
+    """Input of one compaction.
 
     Attributes:
         segments: The sources: sealed, the first ones of the journal, without a gap.
-        num_partitions: Of the log.
-        segment_bytes: About how large an output may be.
-        drop_before_ms: Tombstones of an older timestamp are dropped.
-        prefix: What the names of the outputs begin with; nobody else uses it.
-        leave_free_bytes: Less room than this on the disk ends the compaction.
-        key: The folder's.
+        num_partitions: Offsets partitions of the log.
+        segment_bytes: Approximate limit of an output's size.
+        drop_before_ms: Tombstones with an older timestamp are dropped.
+        prefix: Beginning of the outputs' names, used by no other file.
+        leave_free_bytes: The compaction fails when less than this is free on the disk.
+        key: Secret of the data folder.
     """
 
     segments: tuple[SegmentInfo, ...]
@@ -95,12 +96,12 @@ class Job(NamedTuple):
 
 
 class Compacted(NamedTuple):
-    """What a compaction has made: segments on disk that still have temporary names.
+    """Result of a compaction: segments on disk that still have temporary names.
 
     Attributes:
-        outputs: They cover what the sources did.
+        outputs: New segments that cover the same stretch of the journal as the sources.
         dropped_below: Per partition, the offset below which tombstones were dropped.
-        live_entries: How many entries are left.
+        live_entries: Number of live offsets: a wide entry counts once for each key.
     """
 
     outputs: tuple[SegmentInfo, ...]
@@ -109,22 +110,22 @@ class Compacted(NamedTuple):
 
 
 class Live(NamedTuple):
-    """The live entries of a log: per partition their offsets, ascending; see `Compacted`."""
+    """Live offsets of a log, ascending per partition; `dropped_below` as in `Compacted`."""
 
     offsets: "dict[int, array[int]]"
     dropped_below: dict[int, int]
 
 
 class LiveCursor:
-    """Tells which offsets are live. Ask in the order of the log, once of each."""
+    """Membership test for live offsets. Ask in the order of the log, once for each offset."""
 
     def __init__(self, live: Live) -> None:
         self._offsets = live.offsets
-        # Partition -> how many of its live offsets were asked for.
+        # Partition -> number of its live offsets that were returned already.
         self._asked = dict.fromkeys(live.offsets, 0)
 
     def take(self, partition: int, end: int) -> "Sequence[int]":
-        """Return the live offsets before *end* that were not asked for yet."""
+        """Return the live offsets before *end* that were not returned yet."""
         offsets = self._offsets.get(partition)
         if offsets is None:
             return ()
@@ -133,17 +134,16 @@ class LiveCursor:
         return offsets[at:stop]
 
     def is_live(self, partition: int, offset: int) -> bool:
-        """Return whether the entry at *offset* is."""
         return offset in self.take(partition, offset + 1)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all live entries were asked for."""
+        """Whether all live offsets were returned."""
         return self._asked == {p: len(offsets) for p, offsets in self._offsets.items()}
 
 
 class Progress(NamedTuple):
-    """How far a compaction is. Sources are read several times."""
+    """Progress of a compaction. `read_bytes` counts each pass over the sources."""
 
     read_bytes: int
     written_bytes: int
@@ -153,11 +153,11 @@ Work = Generator[Progress, None, Compacted]
 
 
 class LiveSearch:
-    """Finds what is live. Show it the whole log, in order, until `is_done`.
+    """Finds the live offsets. Feed the whole log to `take`, in order, until `is_done`.
 
-    Each pass looks at the scopes in a range of *slots* (partition, then a checksum of the
-    name). A pass that would take too much memory gives up the upper half of its range, which is
-    left to the next one.
+    Each pass covers the scopes in a range of *slots* (partition, then a checksum of the scope's
+    name). A pass that would take too much memory gives up the upper half of its range and leaves
+    it to the next pass.
     """
 
     def __init__(self, drop_before_ms: int, *, pass_bytes: int = PASS_BYTES) -> None:
@@ -170,16 +170,16 @@ class LiveSearch:
         self._partitions: set[int] = set()
         self._low = 0
         self._high = _SLOTS
-        # (partition, scope) -> packed type and key -> offset, or ~offset of what is to be dropped.
+        # (partition, scope) -> packed type and key -> offset, or ~offset of an entry to drop.
         self._scopes: dict[tuple[int, str], dict[bytes, int]] = {}
         self._used_bytes = 0
         self._pack = msgpack.Packer(autoreset=True).pack
 
     def take(self, batch: PackedBatch) -> None:
-        """Look at the next batch.
+        """Process the next batch.
 
         Raises:
-            LogCorrupt: Its entries are not as they are written.
+            LogCorrupt: The entries of the batch are malformed.
         """
         partition, base_offset, timestamp_ms, packed = batch
         self._partitions.add(partition)
@@ -208,7 +208,7 @@ class LiveSearch:
             self._give_up_half()
 
     def end_pass(self) -> None:
-        """Note that the whole log was shown."""
+        """Collect the live offsets of this pass, and choose the slots of the next one."""
         self.passes += 1
         for (partition, _), keys in self._scopes.items():
             found = self._found.setdefault(partition, array("Q"))
@@ -218,7 +218,7 @@ class LiveSearch:
                 self._dropped_below[partition] = dropped
         self._scopes = {}
         self._used_bytes = 0
-        # As much as went into this pass is likely to go into the next.
+        # A range as wide as this one is likely to fit into memory in the next pass.
         width = self._high - self._low
         left = [p for p in self._partitions if (p + 1) << 32 > self._high]
         self.is_done = not left
@@ -226,13 +226,13 @@ class LiveSearch:
         self._high = min(_SLOTS, self._low + width)
 
     def result(self) -> Live:
-        """Return what is live, once the search is done."""
+        """Return the live offsets; only when `is_done`."""
         assert self.is_done
         offsets = {p: array("Q", sorted(found)) for p, found in sorted(self._found.items())}
         return Live(offsets, dict(sorted(self._dropped_below.items())))
 
     def _put(self, keys: dict[bytes, int], type_: int, key: tuple[Any, ...], offset: int) -> None:
-        """Note the keys that a wide entry stands for, the first of them at *offset*."""
+        """Record the keys that a wide entry stands for, the first of them at *offset*."""
         pack = self._pack
         start = pack((type_, (*key[:-1], 0)))[:-1]  # All but the last element: 0 takes one byte.
         known = len(keys)
@@ -251,7 +251,7 @@ class LiveSearch:
         slots = sorted({_slot(name) for name in self._scopes})
         middle = slots[len(slots) // 2]
         if middle == slots[0]:
-            return  # One scope, which can't be split.
+            return  # A single slot can't be split.
         self._high = middle
         for name in [name for name in self._scopes if _slot(name) >= middle]:
             self._forget(name)
@@ -265,10 +265,10 @@ def _slot(name: tuple[int, str]) -> int:
 def checked_items(packed: bytes) -> tuple[Items, int]:
     """Return the entries of a batch as msgpack has them, and the delta behind the last one.
 
-    They are looked at more closely than a load does.
+    Unlike a load, also check that each scope is text.
 
     Raises:
-        LogCorrupt: They are not as they are written, in spite of a right checksum.
+        LogCorrupt: The entries are malformed in spite of a valid checksum.
     """
     try:
         items, end_delta, _ = unpack_items(packed)
@@ -281,17 +281,17 @@ def checked_items(packed: bytes) -> tuple[Items, int]:
 
 
 def live_items(items: Items, base_offset: int, live: Sequence[int]) -> list[Item]:
-    """Return what a compaction leaves of the entries of a batch.
+    """Return the entries of a batch that a compaction keeps.
 
-    A wide one of which some keys are live becomes as many as there are runs of live keys.
+    A wide entry with some live keys becomes one wide entry for each run of live keys.
 
     Args:
-        items: All that the batch has.
-        base_offset: Where it begins.
-        live: The live ones of its offsets, ascending.
+        items: All entries of the batch.
+        base_offset: Base offset of the batch.
+        live: The live offsets of the batch, ascending.
 
     Raises:
-        LogCorrupt: The batch has no entry at one of them.
+        LogCorrupt: The batch has no entry at a live offset.
     """
     kept: list[Item] = []
     at = 0
@@ -304,7 +304,7 @@ def live_items(items: Items, base_offset: int, live: Sequence[int]) -> list[Item
         if stop - at == width:
             kept.append(item)
         else:
-            # What two offsets of a run differ by, their places in `live` do, too.
+            # Within a run of consecutive offsets, offset minus index in `live` is constant.
             for _, run in groupby(range(at, stop), lambda place: live[place] - place):
                 first, *more = run
                 start = live[first] - begin
@@ -321,7 +321,7 @@ def find_live(
     *,
     pass_bytes: int = PASS_BYTES,
 ) -> Live:
-    """Return what is live of the log that each call of *read* shows from its beginning."""
+    """Return the live offsets of a log; each call of *read* yields it from its beginning."""
     search = LiveSearch(drop_before_ms, pass_bytes=pass_bytes)
     while not search.is_done:
         for batch in read():
@@ -333,18 +333,18 @@ def find_live(
 def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
     """Return whether enough was sealed since the last compaction for another one.
 
-    With a ratio of 0.5, as much as that compaction left: under a steady load of overwrites the
-    log then stays below twice what is live plus one segment, and all work of compactions is in
-    proportion to what was written.
+    A ratio of 0.5 means: as many dirty bytes as that compaction left. Under a steady load of
+    overwrites the log then stays below twice the live data plus one segment, and the work of all
+    compactions is proportional to the bytes written.
     """
     clean_bytes, dirty_bytes = sealed_sizes(manifest.segments)
     return dirty_bytes > 0 and dirty_bytes >= min_cleanable_ratio * (clean_bytes + dirty_bytes)
 
 
 def live_share(job: Job, compacted: Compacted) -> float | None:
-    """Return how much of what was written between two compactions is live, from 0 to 1.
+    """Return the live share, 0 to 1, of the bytes written between two compactions.
 
-    That is by how much the live data grew, in proportion to what was dirty; None if nothing was.
+    The share is the growth of the live data divided by the dirty bytes; None without dirty bytes.
     """
     clean_bytes, dirty_bytes = sealed_sizes(job.segments)
     if dirty_bytes == 0:
@@ -353,10 +353,10 @@ def live_share(job: Job, compacted: Compacted) -> float | None:
 
 
 def goes_into_same_output(output_bytes: int, source: SegmentInfo, segment_bytes: int) -> bool:
-    """Return whether *source* is added to an output that has so many bytes already.
+    """Return whether *source* is added to an output that already has *output_bytes*.
 
-    How much of the source is live is not known before it is copied. So an output grows past
-    *segment_bytes* rather than that many small ones are left, but not past twice that.
+    The live part of the source isn't known before the copy. To avoid many small outputs, an
+    output may grow past *segment_bytes*, but not past twice that.
     """
     assert source.data_bytes is not None
     most_bytes = output_bytes + source.data_bytes
@@ -366,9 +366,9 @@ def goes_into_same_output(output_bytes: int, source: SegmentInfo, segment_bytes:
 
 
 def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> Work:
-    """Do *job*, in small steps; the value at the end says what was made.
+    """Do *job* in small steps; the generator's return value is the result.
 
-    Whoever stops it in the middle closes the generator and removes the files of `job.prefix`.
+    To abort, close the generator and remove the files that begin with `job.prefix`.
 
     Raises:
         LogCorrupt: A source is damaged.
@@ -398,7 +398,7 @@ def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> 
 
 
 def finish(work: Work, report: Callable[[Progress], object] = bool) -> Compacted:
-    """Do all of *work*, tell *report* at each step, and close it."""
+    """Do all of *work*, call *report* at each step, and close the generator."""
     try:
         while True:
             report(next(work))
@@ -410,12 +410,12 @@ def finish(work: Work, report: Callable[[Progress], object] = bool) -> Compacted
 
 
 def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatch, int]]:
-    """Yield the batches of all sources, checked, each with its size."""
+    """Yield the batches of all sources, checked, each with its size in bytes."""
     ends: dict[int, int] = {}
     for segment in job.segments:
         for raw, packed in batches_of(directory, segment, job.num_partitions):
             expected = ends.get(raw.partition, 0)
-            # Where nothing was compacted, the next batch begins where this one ends.
+            # Only a lower bound: the end of the previous batch isn't known without unpacking it.
             if raw.base_offset < expected:
                 message = (
                     f"segment {segment.name} goes back in partition {raw.partition}, from "
@@ -450,7 +450,7 @@ def batches_of(
 
 
 def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> Iterator[int]:
-    """Write the live entries, in the order of the log; yield after each batch the bytes so far."""
+    """Write the live entries in the order of the log; after each batch, yield the bytes read."""
     cursor = LiveCursor(live)
     read_bytes = 0
     for segment in job.segments:
@@ -470,10 +470,10 @@ def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> It
 
 
 class _Outputs:
-    """The outputs of a compaction: one after the other, each sealed with its index.
+    """Outputs of a compaction, written one after the other, each sealed with its index.
 
     Attributes:
-        sealed: Those that are whole, on disk.
+        sealed: The outputs that are complete and on disk.
     """
 
     def __init__(self, directory: Directory, job: Job) -> None:
@@ -483,17 +483,17 @@ class _Outputs:
         self._writer: SegmentWriter | None = None
         self._name = ""
         self._base = 0
-        self._last: Index | None = None  # Of the source that was copied last.
+        self._last: Index | None = None  # Index of the source that was copied last.
         self._sealed_bytes = 0
-        self._checks: dict[int, int] = {}  # By leader epoch.
+        self._checks: dict[int, int] = {}  # Leader epoch -> check of the header.
 
     @property
     def written_bytes(self) -> int:
-        """What is on disk."""
+        """Bytes on disk, of sealed outputs and the open one."""
         return self._sealed_bytes + (self._writer.written_bytes if self._writer else 0)
 
     def begin_source(self, source: SegmentInfo) -> None:
-        """Open an output for *source*, or go on with the one that is open."""
+        """Open an output for *source*, or continue the open one if *source* fits."""
         if self._writer is not None:
             if goes_into_same_output(self._writer.data_bytes, source, self._job.segment_bytes):
                 return
@@ -505,7 +505,7 @@ class _Outputs:
         self._base = source.base
 
     def add(self, raw: RawBatch, packed: bytes) -> None:
-        """Write what is left of a batch, under the header that it had."""
+        """Write the rest of a batch; the header stays, but flush_start is 0, with its check."""
         assert self._writer is not None
         epoch = raw.leader_epoch
         check = self._checks.get(epoch)
@@ -515,11 +515,11 @@ class _Outputs:
         self._writer.add(raw.partition, encode_batch(fields, packed))
 
     def end_source(self, index: Index) -> None:
-        """Note what the source says of itself, which is true of the output up to here."""
+        """Keep the source's index: its end and end offsets also hold for the output so far."""
         self._last = index
 
     def finish(self) -> None:
-        """Seal the output that is open; its bytes are on disk, its name need not be."""
+        """Seal the open output; its bytes are synced, its name may not be."""
         writer, last = self._writer, self._last
         assert writer is not None
         assert last is not None
@@ -531,6 +531,6 @@ class _Outputs:
         self._writer = None
 
     def close(self) -> None:
-        """Give the file back that is open, if there is one."""
+        """Close the open file, if there is one."""
         if self._writer is not None:
             self._writer.close()
