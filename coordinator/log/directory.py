@@ -1,7 +1,7 @@
-"""The few file operations that a log needs, and the data folder on a real file system.
+"""File operations of the log, as protocols, and their implementation on a real file system.
 
-`Directory` and what it opens are protocols: tests have a disk in memory that crashes and fails.
-No other module of the log knows the operating system.
+`Directory` and the files that it opens are protocols: tests implement them with a disk in memory
+that crashes and fails. No other module of the log calls the operating system.
 """
 
 import errno
@@ -19,67 +19,65 @@ from coordinator.log.errors import LogLocked, LogRefused, SyncFailed
 LOCK_NAME: Final = "lock"
 _FILE_MODE: Final = 0o640
 _READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
-_DESCRIPTOR_TRIES: Final = 300  # Some five minutes.
+_DESCRIPTOR_TRIES: Final = 300  # About five minutes.
 
 
 class File(Protocol):
-    """One file being written to. Every method may raise OSError."""
+    """One file open for writing. Every method may raise OSError."""
 
     def write(self, data: bytes, position: int) -> None:
         """Write all of *data* from byte *position* on; until `sync`, a crash may keep any part."""
 
     def write_synced(self, data: bytes, position: int) -> None:
-        """Write all of *data*, and return once it is on disk: `write` and `sync`."""
+        """Write all of *data*, and return once the bytes are on disk: `write` and `sync`."""
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut off what is behind; until `sync`, a crash may bring it back."""
+        """Cut the file to *size_bytes*; until `sync`, a crash may bring the rest back."""
 
     def sync(self) -> None:
-        """Return once what was written, and the size, are on disk. Raises SyncFailed."""
+        """Return once all written bytes and the size are on disk. Raises SyncFailed."""
 
     def close(self) -> None:
-        """Give the handle back, without syncing."""
+        """Close the file without syncing."""
 
 
 class Overwritten(Protocol):
-    """One small file whose whole content is replaced in place, as far as that works."""
+    """One small file whose whole content is overwritten in place, as best effort."""
 
     def overwrite(self, data: bytes) -> None:
-        """Put *data*, always of one length, in the place of what is there. It isn't synced.
+        """Replace the content by *data*, which always has the same length. Not synced.
 
-        A kill or a power cut may leave any of the bytes that change, and the others as they were.
+        A kill or a power cut may leave any mixture of old and new bytes.
         """
 
-    def close(self) -> None:
-        """Give the handle back."""
+    def close(self) -> None: ...
 
 
 class Directory(Protocol):
     """A data folder, flat but for subfolders one deep. Every method may raise OSError.
 
     Attributes:
-        last_sync_s: How long the latest `File.write_synced` took.
+        last_sync_s: Duration of the latest `File.write_synced`.
     """
 
     last_sync_s: float
 
     def lock(self) -> None:
-        """Become the folder's only process. Raises LogLocked if another one is."""
+        """Take the folder's exclusive lock. Raises LogLocked if another process has it."""
 
     def is_ours(self) -> bool:
-        """Return whether nobody else can have become the folder's process since `lock`."""
+        """Return whether no other process can have taken the lock since `lock`."""
 
     def unlock(self) -> None:
-        """Let another process have it; idempotent."""
+        """Release the lock; idempotent."""
 
     def undo(self) -> None:
-        """Unlock the folder, and remove what finding and locking it has made."""
+        """Unlock the folder; remove the files and folders that opening and locking created."""
 
     def names(self) -> list[str]:
         """Return the names of the regular files in the folder itself, sorted."""
 
-    def size(self, name: str) -> int:
-        """Return the file's size in bytes."""
+    def size(self, name: str) -> int: ...
 
     def read(self, name: str, start: int = 0, size_bytes: int | None = None) -> bytes:
         """Return *size_bytes* (by default all) from byte *start*; fewer at the end of the file."""
@@ -97,33 +95,33 @@ class Directory(Protocol):
         """Open an existing small file for overwriting."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename, replacing *new* if it is there; its folder is made if needed."""
+        """Rename *old*, replacing *new* if it exists; create the folder of *new* if needed."""
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that isn't there is fine."""
+        """Remove a file, if it exists."""
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file, also in a subfolder ("aside/x")."""
+        """Return whether the file exists; *name* may lead into a subfolder ("aside/x")."""
 
     def sync(self, folder: str = "") -> None:
         """Make creations, renames and removals in the folder durable. Raises SyncFailed."""
 
     def free_bytes(self) -> int:
-        """Return what is free on the disk for this process."""
+        """Return the free space of the disk that an unprivileged process may use."""
 
     def total_bytes(self) -> int:
         """Return the size of the disk."""
 
 
 class OsFile:
-    """A descriptor that is written to, and made durable as fdatasync(2) does."""
+    """A file descriptor open for writing; fdatasync(2), or its equivalent, makes it durable."""
 
     def __init__(self, descriptor: int, directory: "OsDirectory") -> None:
         self._descriptor = descriptor
         self._directory = directory
 
     def write(self, data: bytes, position: int) -> None:
-        """Write all of *data*; pwrite(2) may take less at once."""
+        """Write all of *data*; one pwrite(2) may write only a part."""
         written = os.pwrite(self._descriptor, data, position)
         if written < len(data):
             with memoryview(data) as view:
@@ -131,10 +129,10 @@ class OsFile:
                     written += os.pwrite(self._descriptor, view[written:], position + written)
 
     def write_synced(self, data: bytes, position: int) -> None:
-        """pwritev2 with RWF_DSYNC: each of its bytes is on disk when it returns.
+        """Call pwritev2(2) with RWF_DSYNC: all of *data* is on disk when the call returns.
 
-        One call instead of two: each time it comes back from one, the thread waits for Python's
-        lock while the event loop computes, up to the switch interval.
+        One system call instead of two, because after each one the thread waits for the GIL while
+        the event loop computes, up to the switch interval.
         """
         clock_s = self._directory.clock_s
         began_s = clock_s()
@@ -147,7 +145,7 @@ class OsFile:
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP:
                 raise
-            # Some sandboxes and file systems don't know the flag. Nothing was written.
+            # Some sandboxes and file systems lack the flag. Nothing was written.
             self.write(data, position)
             self.sync()
             return
@@ -158,39 +156,38 @@ class OsFile:
                     written += os.pwritev(self._descriptor, (rest,), at, os.RWF_DSYNC)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut it off with ftruncate(2)."""
         os.ftruncate(self._descriptor, size_bytes)
 
     def sync(self) -> None:
-        """fdatasync: the data, and what is needed to find it, such as the size."""
+        """Call fdatasync(2): the data is durable, and the metadata to find it, such as the size."""
         try:
             os.fdatasync(self._descriptor)
         except OSError as exc:
             raise SyncFailed(exc.errno, exc.strerror) from exc
 
     def close(self) -> None:
-        """Close the descriptor, once."""
+        """Close the descriptor; idempotent."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
 
 class OsOverwritten:
-    """A file that is overwritten through memory: no call that lets go of Python's lock.
+    """A file overwritten through a memory map, so that no call releases the GIL.
 
-    A pwrite(2) behind each flush would make its thread wait for the event loop once more. What was
-    stored outlives the process, as what was written does.
+    A pwrite(2) behind each flush would make its thread wait for the event loop once more. Bytes
+    stored in the map outlive the process, as written bytes do.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         try:
             self._memory: mmap.mmap | None = mmap.mmap(descriptor, 0)
-        except (OSError, ValueError):  # Not every network file system has it.
+        except (OSError, ValueError):  # Some network file systems have no shared memory maps.
             self._memory = None
 
     def overwrite(self, data: bytes) -> None:
-        """Store a few bytes, within one sector."""
+        """Store *data*, a few bytes within one sector; without a map, ignore a failed write."""
         if self._memory is None:
             with suppress(OSError):
                 os.pwrite(self._descriptor, data, 0)
@@ -198,7 +195,7 @@ class OsOverwritten:
             self._memory[: len(data)] = data
 
     def close(self) -> None:
-        """Close the descriptor, once."""
+        """Close the map and the descriptor; idempotent."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -208,7 +205,7 @@ class OsOverwritten:
 
 
 class OsDirectory:
-    """A folder of the file system; it is made if it isn't there."""
+    """A data folder of the file system, created if it doesn't exist."""
 
     last_sync_s = 0.0
     _sleep: Callable[[float], None] | None = None
@@ -219,18 +216,23 @@ class OsDirectory:
         clock_s: Callable[[], float] = lambda: 0.0,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """Open the folder; without *clock_s* nothing takes any time, without *sleep* none waits.
+        """Open or create the folder.
+
+        Args:
+            path: The folder.
+            clock_s: Clock for `last_sync_s`; by default every duration is 0.
+            sleep: Called between tries to get a file descriptor; None: don't try again.
 
         Raises:
-            LogRefused: It can't be made, or is not a folder that this user can use.
+            LogRefused: The folder can't be created, or this user can't read and write it.
         """
         self.clock_s = clock_s
         self._sleep = sleep
         self._path = Path(path)
         self._lock_path = os.fspath(self._path / LOCK_NAME)
         self._lock: int | None = None
-        self._lock_identity = (0, 0)  # Inode and device.
-        self._made: list[Path] = []  # The innermost one first.
+        self._lock_identity = (0, 0)  # Inode and device of the lock file.
+        self._made: list[Path] = []  # Created here, the innermost first.
         try:
             self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
             self._path.mkdir(parents=True, exist_ok=True)
@@ -245,13 +247,13 @@ class OsDirectory:
             raise LogRefused(message) from exc
 
     def lock(self) -> None:
-        """Take the flock of the lock file, which stays unless a start was refused."""
+        """Take the flock of the lock file; the file is removed only by `undo`."""
         path = self._path / LOCK_NAME
         while True:
             is_new = not path.exists()
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
             self._hold(descriptor)
-            # Whoever made it may have been refused meanwhile, and have removed it.
+            # A process whose start was refused may have removed the file since it was opened.
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(descriptor)):
                     break
@@ -260,10 +262,11 @@ class OsDirectory:
             self._made.insert(0, path)
 
     def is_ours(self) -> bool:
-        """Look whether the lock file is still there: the file, not only one of its name.
+        """Return whether the locked file itself, not only one of its name, is still there.
 
-        A flock is one of a file. Whoever removes or replaces that, or the folder, lets another
-        process lock what is there now. The number of an open file is nobody else's.
+        A flock belongs to the file, not to its name. If the lock file or the folder was removed
+        or replaced, another process can lock the new one. Inode and device identify the file:
+        while it is open, its inode number isn't reused.
         """
         if self._lock is None:
             return False
@@ -274,10 +277,10 @@ class OsDirectory:
         return (found.st_ino, found.st_dev) == self._lock_identity
 
     def _hold(self, descriptor: int) -> None:
-        """Take the flock of the open lock file; if that can't be had, close it.
+        """Take the flock of the open lock file; if that fails, close the file.
 
         Raises:
-            LogLocked: Another process has it.
+            LogLocked: Another process has the lock.
         """
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -293,15 +296,15 @@ class OsDirectory:
         self._lock_identity = (held.st_ino, held.st_dev)
 
     def unlock(self) -> None:
-        """Give the flock back."""
+        """Release the flock by closing the file; idempotent."""
         if self._lock is not None:
             descriptor, self._lock = self._lock, None
             os.close(descriptor)
 
     def undo(self) -> None:
-        """Remove the lock file and folders if they are new, then give the flock back."""
+        """Remove the lock file and the folders that were created here, then release the flock."""
         for made in self._made:
-            # What somebody else has put something into isn't ours any more.
+            # A folder that isn't empty any more is in use by another process, and stays.
             with suppress(OSError):
                 if made.is_dir():
                     made.rmdir()
@@ -311,16 +314,15 @@ class OsDirectory:
         self.unlock()
 
     def names(self) -> list[str]:
-        """Return the regular files; subfolders such as lost+found are not ours to judge."""
+        """Return the names of the regular files; subfolders such as lost+found are ignored."""
         with os.scandir(self._path) as entries:
             return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
 
     def size(self, name: str) -> int:
-        """Return the size as stat(2) has it."""
         return (self._path / name).stat().st_size
 
     def read(self, name: str, start: int = 0, size_bytes: int | None = None) -> bytes:
-        """Read with pread(2), until the size is there or the file ends."""
+        """Read with pread(2) until *size_bytes* or the end of the file are reached."""
         with _open_for_reading(self._path / name) as descriptor:
             left = os.fstat(descriptor).st_size - start if size_bytes is None else size_bytes
             chunks: list[bytes] = []
@@ -334,43 +336,40 @@ class OsDirectory:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def drop_cache(self, name: str) -> None:
-        """Ask the kernel to forget the file's clean pages (those a failed fsync left, too)."""
+        """Ask the kernel to drop the file's clean pages, also those that a failed fsync left."""
         with _open_for_reading(self._path / name) as descriptor:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def create(self, name: str) -> File:
-        """Open with O_EXCL, so that nothing is ever written over."""
+        """Open with O_EXCL, so that no existing file is overwritten."""
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return OsFile(self._open(path, flags), self)
 
     def open_write(self, name: str) -> File:
-        """Open without O_CREAT."""
         return OsFile(self._open(self._path / name, os.O_WRONLY | os.O_CLOEXEC), self)
 
     def open_overwrite(self, name: str) -> Overwritten:
-        """Open for reading, too: memory can't be mapped otherwise."""
+        """Open for reading and writing, as mmap(2) requires both."""
         return OsOverwritten(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename, which is atomic within the file system."""
+        """Rename, atomically within the file system."""
         (self._path / new).parent.mkdir(exist_ok=True)
         (self._path / old).rename(self._path / new)
 
     def remove(self, name: str) -> None:
-        """Unlink the name, if it is there."""
         (self._path / name).unlink(missing_ok=True)
 
     def exists(self, name: str) -> bool:
-        """Return whether a regular file has that name."""
         try:
             return stat.S_ISREG((self._path / name).lstat().st_mode)
         except FileNotFoundError:
             return False
 
     def sync(self, folder: str = "") -> None:
-        """Sync the folder itself, which is where names are kept."""
+        """Call fsync(2) on the folder itself, which holds the names."""
         descriptor = self._open(self._path / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -380,9 +379,9 @@ class OsDirectory:
             os.close(descriptor)
 
     def _open(self, path: Path, flags: int) -> int:
-        """Open what is written or synced; without a descriptor, wait for one.
+        """Open a file for writing or a folder for syncing; wait if no descriptor is free.
 
-        A roll, or a change of the manifest, may be half done: it goes on where it was.
+        A roll, or a change of the manifest, may be half done: waiting lets it continue.
         """
         for tries in range(_DESCRIPTOR_TRIES):
             try:
@@ -394,27 +393,25 @@ class OsDirectory:
         return os.open(path, flags, _FILE_MODE)
 
     def free_bytes(self) -> int:
-        """Return what an unprivileged process may still use."""
         status = os.statvfs(self._path)
         return status.f_bavail * status.f_frsize
 
     def total_bytes(self) -> int:
-        """Return the size of the file system."""
         status = os.statvfs(self._path)
         return status.f_blocks * status.f_frsize
 
 
 class ReadOnlyDirectory(OsDirectory):
-    """A folder that is only looked at: nothing is made in it, not even the lock file.
+    """A data folder open for reading only: no file is created in it, not even the lock file.
 
-    It may be on a file system that is mounted read-only.
+    The file system may be mounted read-only.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Find the folder.
+        """Check that the folder can be read; don't create it.
 
         Raises:
-            LogRefused: It isn't there, or not readable for this user.
+            LogRefused: The folder doesn't exist, or this user can't read it.
         """
         self._path = Path(path)
         self._lock_path = os.fspath(self._path / LOCK_NAME)
@@ -425,7 +422,7 @@ class ReadOnlyDirectory(OsDirectory):
             raise LogRefused(f"the data folder {self._path} isn't there, or not readable")
 
     def lock(self) -> None:
-        """Take the flock of the lock file, if there is one: without it, nobody ever served."""
+        """Take the flock of the lock file, if there is one: without it, no daemon ever ran here."""
         try:
             descriptor = os.open(self._path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Why a log cannot be opened, or cannot go on. Each names the exit status of the process."""
+"""Errors of the log: it can't be opened, or can't go on. Each has an exit status of the process."""
 
 import errno
 from typing import ClassVar, Final
 
-# What the system says when there is no room for a write.
+# Errno values of a write for which the disk, the quota or the file has no room.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 EXIT_CORRUPT: Final = 65
 EXIT_UNREACHABLE: Final = 69
@@ -12,17 +12,17 @@ EXIT_REFUSED: Final = 78
 
 
 class LogError(Exception):
-    """Base of what ends the process; the message is for the operator."""
+    """Base of the errors that end the process; the message is for the operator."""
 
     exit_status: ClassVar[int] = EXIT_REFUSED
 
 
 class LogRefused(LogError):
-    """The data folder can't be served as it is. Nothing in it was changed."""
+    """The data folder can't be served as it is; its files were not changed."""
 
 
 class LogCorrupt(LogRefused):
-    """Damage that a crash cannot explain. A person has to look; a repair may lose data."""
+    """Damage that a crash can't explain. An operator has to decide; a repair may lose data."""
 
     exit_status = EXIT_CORRUPT
 
@@ -32,22 +32,22 @@ class LogIncompatible(LogRefused):
 
 
 class LogLocked(LogRefused):
-    """Another process has the data folder open."""
+    """The data folder is locked by another process."""
 
 
 class LogFailed(LogError):
-    """A write or fsync failed: what reached the disk is unknown. Never retried; reopen instead."""
+    """A write or fsync failed: the state on disk is unknown. Never retried; reopen instead."""
 
     exit_status = EXIT_WRITE_FAILED
 
 
 class FolderLost(LogFailed):
-    """The data folder may be another process's by now: what is written may reach no log."""
+    """The lock was lost: another process may serve the folder, and further writes may be lost."""
 
 
 class SyncFailed(OSError):
-    """A sync failed, perhaps for lack of room: what was written may be lost. Never tried again."""
+    """A sync failed, perhaps for lack of room: written bytes may be lost. Never retried."""
 
 
 class BatchTooLarge(ValueError):
-    """The batch would pass the limit; raised before anything was changed."""
+    """The batch is larger than allowed; raised before any change."""
