@@ -8,36 +8,38 @@ A segment is batches back to back. A batch is
     u32 length | u32 crc | u8 format, u16 partition, u32 leader_epoch, u64 base_offset,
     u64 flush_start, i64 timestamp_ms, u64 check | msgpack array of entries
 
-where length and crc speak of everything behind the crc. The journal is the segments one
-after another; a *position* counts the bytes of batches in it, so it names the same byte
-whatever the files are called.
+where length and crc cover everything behind the crc. The journal is the sequence of the segments;
+a *position* counts the bytes of batches in the journal, so it names the same byte whatever the
+files are called.
 
-Many batches make one flush: one synced write. The next flush begins only after
-the one before is on disk, so a crash can damage the last flush and nothing else. Each batch
-says at which position its flush began. So for damage at X there is a definite question: does a
-batch exist whose flush began behind X? If so, the flush with X in it was complete once, and
-was damaged later: that is corruption, and starting would lose acknowledged data. If not, the
-damage is the torn end of a write that was never acknowledged, and is cut.
+A flush is one synced write of many batches. The next flush begins only after the previous one is
+on disk, so a crash can damage the last flush only. Each batch carries the position at which its
+flush began. For damage at X this gives a definite test: does a batch exist whose flush began
+behind X? If yes, the flush that contains X was complete once and was damaged later: this is
+corruption, and starting would lose acknowledged data. If no, the damage is the torn end of a
+write that was never acknowledged, and is cut.
 
-The search for such a batch must look at every byte, because behind damage nobody knows where
-a batch begins: so it also looks at what clients have sent, as metadata or as an assignment. The
-`check` says what is a header: a hash of the flush, keyed with a secret of the folder that nobody
-is ever shown. It is one hash for a whole flush; whoever reads batches in their order needs none.
+The search for such a batch must try every byte, because behind damage the beginning of a batch
+isn't known. The bytes include what clients have sent, as metadata or as an assignment, and a
+client could forge a header there. `check` authenticates a header: it is a hash of the flush,
+keyed with a secret of the folder that is never disclosed. All batches of a flush have the same
+hash. A reader that reads batches in their order doesn't need to verify it.
 
-Format 1 had no check: there a header was what a right crc was found for. Its batches are still
-read. All batches of a segment are of one format, which the manifest knows.
+Format 1 had no check: any bytes with a valid crc were a batch. Its batches can still be read. All
+batches of a segment have the same format, which the manifest records.
 
-A sealed segment ends with an index, which says where each partition's batches are:
+A sealed segment ends with an index of each partition's batches:
 
     msgpack [format, base, end, [[partition, end_offset, positions]...], cluster_id]
     u32 length of that | u32 crc of that | 8 bytes magic
 
-`positions` are big-endian u32 byte positions in the file. They may be none: then the segment has
-no batch of the partition, and `end_offset` carries on what is known from the older ones.
+`positions` are big-endian u32 byte positions in the file. They may be empty: then the segment has
+no batch of the partition, and `end_offset` repeats the value from the older segments.
 
-A *wide* entry, whose key ends with an array, stands for one key for each element of it, and takes
-as many offsets. In its value each array is a column with one item for each of them; anything else
-is common to all. So one entry says what a request changed of many keys, and yet each has an offset.
+A *wide* entry, whose key ends with an array, stands for one key for each element of the array, and
+takes as many offsets. Each array in its value is a column with one item for each key; other values
+are common to all keys. One entry thus holds a request's changes of many keys, and each change
+still has its own offset.
 """
 
 import hashlib
@@ -60,8 +62,8 @@ from coordinator.log.errors import LogCorrupt
 def check_msgpack(version: tuple[int, ...], unpacker_module: str) -> None:
     """Raise ImportError unless msgpack is new enough and compiled.
 
-    Versions before 1.2.1 crash on bad input (GHSA-6v7p-g79w-8964), and the fallback in pure Python
-    judges it differently.
+    Versions before 1.2.1 crash on bad input (GHSA-6v7p-g79w-8964). The fallback in pure Python
+    accepts and rejects other input than the C extension.
     """
     if version < (1, 2, 1):
         found = ".".join(map(str, version))
@@ -80,36 +82,37 @@ BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 # The partition of the node's own entries: topic registry, access rules, settings.
 NODE_PARTITION: Final = 0xFFFF
 PARTITIONS_MAX: Final = NODE_PARTITION
-# A batch of more bytes than these is unpacked, and yielded, in parts of so many keys: to replay as
-# many holds up the event loop for a moment only. A key and its offset take at least two bytes.
+# Keys per part of a large batch, unpacked and yielded at a time, so that replaying a part blocks
+# the event loop only briefly. A batch of at most PART_BYTES isn't split: a key and its offset take
+# at least two bytes.
 PART_KEYS: Final = 1_000
 PART_BYTES: Final = 2 * PART_KEYS
-# The entry type, in every partition, that says: everything older of this scope is gone.
+# Type of an entry, in every partition, that deletes all older entries of its scope.
 SCOPE_TOMBSTONE: Final = 1001
 
 PREFIX: Final = struct.Struct(">II")  # length, crc
 PREFIX_BYTES: Final = PREFIX.size
-HEADER: Final = struct.Struct(">IIBHIQQq")  # What the headers of all formats begin with.
-# Of these, what says whether a batch is whole, and in its place.
+HEADER: Final = struct.Struct(">IIBHIQQq")  # Common to all formats.
+# The fields of HEADER that tell whether a batch is complete and in its place.
 PLACE: Final = struct.Struct(">IIBH4xQQ")
-CHECK: Final = struct.Struct(">Q")  # What follows in format 2.
-# The header of a batch, by its format.
+CHECK: Final = struct.Struct(">Q")  # Follows HEADER in format 2.
+# Size of a batch's header in bytes, by format.
 HEADER_BYTES_OF: Final = {1: HEADER.size, FORMAT: HEADER.size + CHECK.size}
 HEADER_BYTES: Final = HEADER_BYTES_OF[FORMAT]
 SECRET_BYTES: Final = 16
-# What the length may be. A length of zero is what a file that was grown but not written looks
-# like, and the crc of nothing is zero too: hence the lower bound.
+# Bounds of the length field. The lower one excludes 0: a file that was grown but not written is
+# all zeros, and the crc of no bytes is 0, too.
 LENGTH_MIN: Final = HEADER.size - PREFIX_BYTES
-# The largest batch of format 1 gets a check when it is compacted.
+# Room for CHECK, which a compaction adds to the largest batch of format 1.
 LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX_BYTES + CHECK.size
-# The highest leader epoch that a clock gives, that of the year 2990.
+# Highest leader epoch taken from a clock, reached in the year 2990.
 _CLOCK_EPOCH_MAX: Final = 2**29
 _MINUTE_MS: Final = 60_000
-# Behind a sealed segment's index: its length and crc, and the magic bytes.
+# Trailer behind a sealed segment's index: length and crc of the index, magic bytes.
 TRAILER: Final = struct.Struct(">II8s")
 MAGIC: Final = b"OFFINDEX"
 
-_REST: Final = struct.Struct(">BHIQQqQ")  # What the crc covers, before the entries.
+_REST: Final = struct.Struct(">BHIQQqQ")  # Part of the header that the crc covers.
 _REST_BYTES: Final = _REST.size
 _pack_prefix: Final = PREFIX.pack
 _pack_rest: Final = _REST.pack
@@ -118,16 +121,19 @@ _FLUSH_START_AT: Final = struct.calcsize(">IIBHIQ")
 _FLUSH: Final = struct.Struct(">IQ")  # leader_epoch, flush_start
 _POSITION: Final = "I"
 _ITEM_TYPES: Final = {tuple}
-# Bytes that someone removed from the middle of a file leave batches whose flush_start lies
-# behind the end of the file; beyond this much (1 TiB), it is taken for noise.
+# Largest distance, in bytes, of a plausible flush_start behind the end of a file (1 TiB). If bytes
+# were removed from the middle of the file, the batches behind them have flush_starts beyond its
+# end; a larger distance is taken for noise.
 _POSITION_SLACK: Final = 1 << 40
 
-# Nearly every batch is one short entry, and a load reads millions: msgspec reads and checks it in
-# one call. Long columns it reads more slowly than msgpack.
+# Size in bytes up to which msgspec unpacks a batch. Nearly every batch is one short entry, and a
+# load reads millions: msgspec reads and checks one in a single call, but reads long columns more
+# slowly than msgpack.
 SHORT_BYTES: Final = 128
 _Plain = int | str | None
 _Fields = tuple[_Plain | tuple[_Plain, ...], ...]
-NOT_SHORT: Final = (MsgspecError, ValueError)  # Several entries, or other ones, or none at all.
+# Errors of decode_short for anything but exactly one entry of the common shape.
+NOT_SHORT: Final = (MsgspecError, ValueError)
 decode_short: Final = MsgspecDecoder(
     tuple[tuple[Literal[0], int, int, str, _Fields, _Fields | None]]
 ).decode
@@ -138,7 +144,7 @@ Items = tuple[Item, ...]
 
 
 class Entry(NamedTuple):
-    """One change. `value` None is a tombstone; `key` is any array that msgpack can carry."""
+    """One change of one key. `value` None is a tombstone; `key` is any array of msgpack."""
 
     type: int
     version: int
@@ -148,13 +154,13 @@ class Entry(NamedTuple):
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """What one request wrote to one partition: all of it is there, or nothing.
+    """Entries that one request wrote to one partition, atomically.
 
     Attributes:
-        items: Its entries as msgpack has them: a load reads millions, and to make an `Entry` of
-            each would cost as much again.
+        items: The entries as msgpack has them: a load reads millions, and making an `Entry` of
+            each would double the cost.
         end_offset: The offset that follows the last one.
-        num_keys: How many keys the entries stand for; a wide one stands for several.
+        num_keys: Number of keys that the entries stand for; a wide entry stands for several.
     """
 
     partition: int
@@ -167,29 +173,29 @@ class Batch(Struct, frozen=True, gc=False):
 
     @property
     def entries(self) -> tuple[tuple[int, Entry], ...]:
-        """One entry for each key, with its offset, made anew at each look."""
+        """One entry for each key, with its offset; computed at each access."""
         base_offset = self.base_offset
         singles = chain.from_iterable(map(split_item, self.items))
         return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in singles])
 
 
 def epoch_by_clock(wall_ms: int) -> int:
-    """Return the lowest leader epoch that a start takes at that time of day: minutes since 1970.
+    """Return the lowest leader epoch of a start at this time: minutes since 1970.
 
-    A restored copy of a folder, or an empty one, so begins above the epochs of all earlier starts,
-    unless these came more often than once a minute.
+    The clock puts a restored copy of a folder, or an empty one, above the epochs of all earlier
+    starts, unless there was more than one start per minute.
     """
     return min(max(wall_ms // _MINUTE_MS, 1), _CLOCK_EPOCH_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class FlushKey:
-    """The secret of a folder, which nobody is shown: it isn't in the repr either."""
+    """Secret of a data folder, never disclosed; it isn't in the repr either."""
 
     secret: bytes = field(repr=False)
 
     def check(self, leader_epoch: int, flush_start: int) -> int:
-        """Return what the header of each batch of that flush says."""
+        """Return the `check` field for the header of each batch of the flush."""
         flush = _FLUSH.pack(leader_epoch, flush_start)
         digest = hashlib.blake2b(flush, key=self.secret, digest_size=CHECK.size).digest()
         return int.from_bytes(digest, "big")
@@ -204,7 +210,7 @@ class FlushKey:
 
 
 class RawBatch(NamedTuple):
-    """A batch whose checksum is right; its entries are still packed, up to `end`."""
+    """A batch with a valid checksum; its entries are still packed, up to `end`."""
 
     start: int
     end: int
@@ -217,7 +223,7 @@ class RawBatch(NamedTuple):
 
     @property
     def entries_at(self) -> int:
-        """The byte at which they begin."""
+        """The byte at which the packed entries begin."""
         return self.start + HEADER_BYTES_OF.get(self.format, HEADER_BYTES)
 
 
@@ -235,13 +241,13 @@ def encode_batch(raw: Sequence[int], packed: bytes) -> tuple[bytes, bytes, bytes
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What is written and synced at once.
+    """Batches that are written and synced by one call.
 
     Attributes:
-        start: The journal position of its first byte.
-        data: The bytes of its batches.
-        rolls: Whether it begins a new segment.
-        ends: For each partition in it, the end offset that is durable once it is written.
+        start: Journal position of the first byte.
+        data: Bytes of the batches.
+        rolls: Whether the flush begins a new segment.
+        ends: Partition -> end offset that is durable once the flush is written.
         batches: Partition and position within `data` of each batch.
     """
 
@@ -253,17 +259,17 @@ class Flush:
 
 
 class OpenFlush:
-    """The flush that gathers: its batches so far, encoded as they came.
+    """The next flush while batches are still added, each encoded when it is added.
 
     Attributes:
-        start: The journal position at which it begins.
+        start: Journal position of the first byte.
         batches: Partition and position in the flush of each batch.
     """
 
     __slots__ = ("_check", "_data", "_leader_epoch", "batches", "start")
 
     def __init__(self, start: int, leader_epoch: int, key: FlushKey) -> None:
-        """Begin it; every batch carries *leader_epoch*, and its check by the folder's *key*."""
+        """Begin an empty flush; its batches carry *leader_epoch* and the check made with *key*."""
         self.start = start
         self.batches: list[tuple[int, int]] = []
         self._leader_epoch = leader_epoch
@@ -272,12 +278,12 @@ class OpenFlush:
 
     @property
     def size_bytes(self) -> int:
-        """The size of its batches."""
+        """Size of the batches so far."""
         return len(self._data)
 
     def add(self, partition: int, base_offset: int, timestamp_ms: int, packed: bytes) -> None:
         """Append a batch of the *packed* array of entries."""
-        # Written out instead of calling `encode_batch`: nearly every request comes by here.
+        # Inlined `encode_batch`, as nearly every request takes this path.
         epoch, check = self._leader_epoch, self._check
         rest = _pack_rest(FORMAT, partition, epoch, base_offset, self.start, timestamp_ms, check)
         body = rest + packed
@@ -287,7 +293,6 @@ class OpenFlush:
         data += body
 
     def data(self) -> bytes:
-        """Return the bytes of all batches."""
         return bytes(self._data)
 
 
@@ -310,7 +315,7 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
     """Unpack the entries of *raw*.
 
     Raises:
-        LogCorrupt: The checksum is right and yet the entries are not as they are written.
+        LogCorrupt: The entries are malformed in spite of a valid checksum.
     """
     try:
         items, end_delta, num_keys = unpack_items(data[raw.entries_at : raw.end])
@@ -329,10 +334,10 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
 
 
 def parts_of(raw: RawBatch, packed: bytes, *, has_gaps: bool = True) -> Iterator[Batch]:
-    """Yield the batch of *raw*, whose entries are *packed*; a large one in parts.
+    """Yield the batch of *raw*, whose entries are *packed*; a large batch in parts.
 
     Raises:
-        LogCorrupt: The entries are not as they are written.
+        LogCorrupt: The entries are malformed.
     """
     try:
         for items, end_delta, num_keys in (
@@ -355,12 +360,12 @@ def parts_of(raw: RawBatch, packed: bytes, *, has_gaps: bool = True) -> Iterator
 
 
 def is_wide(key: object) -> bool:
-    """Return whether an entry with this key stands for one key for each element of its end."""
+    """Return whether an entry with this key is wide: the last element of the key is an array."""
     return type(key) is tuple and key != () and type(key[-1]) is tuple
 
 
 def split_item(item: Item) -> Sequence[Item]:
-    """Return what a wide entry stands for: an entry for each of its keys. Another one stays."""
+    """Return one entry for each key of a wide entry; any other entry unchanged."""
     delta, type_, version, scope, key, value = item
     if not is_wide(key):
         return (item,)
@@ -373,7 +378,7 @@ def split_item(item: Item) -> Sequence[Item]:
 
 
 def slice_item(item: Item, start: int, stop: int) -> Item:
-    """Return the wide entry for the keys *start* to *stop* of a wide one."""
+    """Return a wide entry of the keys from *start* to before *stop* of the wide *item*."""
     delta, type_, version, scope, key, value = item
     part = slice(start, stop)
     cut = tuple([column[part] if type(column) is tuple else column for column in value])
@@ -381,7 +386,7 @@ def slice_item(item: Item, start: int, stop: int) -> Item:
 
 
 def numbered(entries: Iterable[Sequence[Any]]) -> tuple[list[Item], int]:
-    """Return entries with their distances, and how many keys they stand for."""
+    """Return the entries, each with its offset delta, and the number of keys they stand for."""
     items: list[Item] = []
     delta = 0
     for entry in entries:
@@ -391,15 +396,15 @@ def numbered(entries: Iterable[Sequence[Any]]) -> tuple[list[Item], int]:
 
 
 def _width(key: Any) -> int:
-    """Return for how many keys an entry stands."""
+    """Return the number of keys that an entry stands for."""
     return len(key[-1]) if is_wide(key) else 1
 
 
 def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, int]:
-    """Return the entries of one batch as msgpack has them, and what `check_items` does.
+    """Return the entries of one batch as msgpack has them, and the results of `check_items`.
 
     Raises:
-        ValueError: They are not as they are written.
+        ValueError: The entries are malformed.
     """
     if len(packed) <= SHORT_BYTES:
         try:
@@ -414,7 +419,7 @@ def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, i
 
 
 def unpack_any(packed: bytes, *, has_gaps: bool) -> tuple[Items, int, int]:
-    """Do the same where `decode_short` is of no use."""
+    """Do as `unpack_items`, for a batch that `decode_short` doesn't accept."""
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
@@ -423,15 +428,15 @@ def unpack_any(packed: bytes, *, has_gaps: bool) -> tuple[Items, int, int]:
 
 
 def check_items(items: Items, end: int = 0, *, has_gaps: bool) -> tuple[int, int]:
-    """Return the delta behind the last of these entries, and how many keys they stand for.
+    """Return the offset delta behind the last of *items*, and the number of keys they stand for.
 
     Args:
-        items: Of one batch, one after the other; at least one.
-        end: The delta behind the one before them.
-        has_gaps: A compaction may have taken some.
+        items: Consecutive entries of one batch; at least one.
+        end: The delta behind the entry before them.
+        has_gaps: Whether deltas may be missing, as a compaction drops entries.
 
     Raises:
-        ValueError: They are not as they are written.
+        ValueError: The entries are malformed.
     """
     try:
         num_keys = len(items)
@@ -463,10 +468,10 @@ def _checked_width(elements: tuple[object, ...], value: object) -> int:
 def unpack_in_parts(
     packed: bytes | memoryview, part_keys: int, *, has_gaps: bool = True
 ) -> Iterator[tuple[Items, int, int]]:
-    """Yield the entries of one batch, no more than *part_keys* keys at a time.
+    """Yield the entries of one batch, at most *part_keys* keys at a time.
 
     Raises:
-        ValueError: They are not as they are written.
+        ValueError: The entries are malformed.
     """
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=BATCH_BYTES_MAX)
     unpacker.feed(packed)
@@ -489,9 +494,9 @@ def unpack_in_parts(
 
 
 def in_parts(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
-    """Yield these entries, no more than *part_keys* keys at a time, as `unpack_items` returns them.
+    """Yield *items* in parts of at most *part_keys* keys, each as `unpack_items` returns it.
 
-    A wide one that has more keys is cut.
+    A wide entry with more keys is cut.
     """
     part: list[Item] = []
     num_keys = end = 0
@@ -511,24 +516,24 @@ def in_parts(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
 def find_later_flush(
     data: bytes, damage: int, base_position: int, format_: int, key: FlushKey | None
 ) -> int | None:
-    """Return where behind byte *damage* a batch begins whose flush began behind it, if one does.
+    """Return the first byte behind *damage* of a batch whose flush began behind it; None if none.
 
-    Its header tells. The batch itself may be damaged, too: the next flush begins only when the one
-    before is on disk.
+    A valid header is enough; the batch itself may be damaged, too. As a flush begins only when
+    the previous one is on disk, its header alone proves that the damaged flush was complete.
 
     Args:
         data: The segment's bytes.
-        damage: Where the first batch that can't be read begins.
-        base_position: The journal position of the segment's first byte.
-        format_: Of the segment's batches. In format 1 there is no check, and the batch must be
-            whole.
-        key: The folder's; None if all of it is of format 1.
+        damage: Byte at which the first unreadable batch begins.
+        base_position: Journal position of the segment's first byte.
+        format_: Format of the segment's batches. Format 1 has no check, so there the whole batch
+            must be valid.
+        key: Secret of the folder; None if all of it has format 1.
     """
     marker = bytes((format_,))
     lowest = base_position + damage + 1
     highest = base_position + len(data) + _POSITION_SLACK
-    # The first candidate begins one byte behind the damage. `find` runs over zeros at the speed
-    # of memchr. What comes next is constant time, whatever the bytes are: no crc is computed.
+    # The first candidate begins one byte behind the damage. `find` passes over zeros at the speed
+    # of memchr. In format 2 the test of a candidate takes constant time: no crc is computed.
     at = data.find(marker, damage + 1 + PREFIX_BYTES)
     while at >= 0:
         start = at - PREFIX_BYTES
@@ -546,26 +551,26 @@ def find_later_flush(
 
 
 def is_own_header(data: bytes, start: int, key: FlushKey | None) -> bool:
-    """Return whether the header at byte *start* is the folder's own, and none that was forged.
+    """Return whether the header at byte *start* was written by this folder's daemon, not forged.
 
-    One of format 1 always is: nothing in it tells. Whoever looks for one needs the crc, too.
+    Always true in format 1, which has no check: there the caller must verify the crc as well.
     """
     return data[start + PREFIX_BYTES] == 1 or (key is not None and key.made(data, start))
 
 
 class Index(NamedTuple):
-    """What a footer says."""
+    """Content of a sealed segment's footer."""
 
     base: int
     end: int
     end_offsets: dict[int, int]
     positions: dict[int, "array[int]"]
-    cluster_id: str = ""  # Not known.
-    format: int = FORMAT  # Of the batches.
+    cluster_id: str = ""  # "": not known.
+    format: int = FORMAT  # Format of the batches.
 
 
 def encode_footer(index: Index) -> bytes:
-    """Return the bytes that seal a segment."""
+    """Return the bytes of the index and its trailer, which seal a segment."""
     rows = [
         [partition, index.end_offsets[partition], _packed(index.positions.get(partition))]
         for partition in sorted(index.end_offsets)
@@ -575,7 +580,7 @@ def encode_footer(index: Index) -> bytes:
 
 
 def decode_footer(data: bytes) -> Index | None:
-    """Read a footer of exactly these bytes; None if they are not a whole, undamaged one."""
+    """Return the index in *data*, which must be exactly one footer; None if it is not valid."""
     body = len(data) - TRAILER.size
     if body < 0:
         return None
