@@ -1,26 +1,26 @@
-"""Who may do what: the rules of access (ACLs), as Kafka has them.
+"""Rules of access (ACLs), with Kafka's semantics.
 
 Theory of operation
 ===================
 
-A rule says that a principal, from a host, may or may not do an operation with the resources of a
-type that a pattern names. Of all rules that fit, one denial outweighs everything that is allowed
-(`org.apache.kafka.metadata.authorizer.StandardAuthorizer`; KIP-290 brought prefixes):
+A rule allows or denies a principal, from a host, an operation on the resources of a type that a
+pattern names. Among all rules that match, one denial outweighs every permission
+(`org.apache.kafka.metadata.authorizer.StandardAuthorizer`; prefixes: KIP-290):
 
-- a principal fits its own rules and those of ``User:*``, a host its own and those of ``*``;
-- a name fits the literal rules of that name and of ``*``, and every prefix that it begins with;
-- a rule about ALL is about each operation;
-- who is allowed READ, WRITE, DELETE or ALTER is allowed DESCRIBE, and ALTER_CONFIGS allows
-  DESCRIBE_CONFIGS. A denial denies nothing but what it says.
+- a principal matches its own rules and those of ``User:*``, a host its own and those of ``*``;
+- a name matches the literal rules of that name and of ``*``, and every prefix of itself;
+- a rule for ALL covers each operation;
+- READ, WRITE, DELETE or ALTER implies DESCRIBE, and ALTER_CONFIGS implies DESCRIBE_CONFIGS. A
+  denial denies only its own operation.
 
-Where no rule fits, nothing is allowed. Super users, and what holds where there are no rules for a
-resource, are the business of whoever asks.
+Without a matching rule nothing is allowed. Super users, and the default for resources without
+rules, are handled by the caller.
 
-All rules of one principal about one pattern are two masks of operations for each host, so a look
-at a resource is a handful of dict lookups, one more for each *length* that the principal's prefixes
-have, and gives all operations at once. Rules are asked far more often than they change: who keeps
-an answer keeps `Rules.version` with it. They are kept in order, too: to sort 10,000 whenever
-somebody looks would hold up everybody.
+All rules of one principal for one pattern are two masks of operations per host. Authorizing one
+resource therefore takes a few dict lookups, plus one for each different *length* of the principal's
+prefixes, and gives all operations at once. Rules are read far more often than they change: a cached
+result is kept together with `Rules.version`. The rules are kept sorted as well, because sorting
+10,000 of them for each listing would block all other requests.
 """
 
 import bisect
@@ -65,9 +65,9 @@ from protocol.messages import (
 )
 
 RULE: Final = 1020
-# All of them fit one answer, even with the longest texts.
+# Maximum number of rules; all of them fit one response, even with the longest texts.
 RULES_MAX: Final = 10_000
-# Rules that an event tells; a request may bring thousands.
+# Maximum number of rules named in an event; a request may contain thousands.
 NAMED_MAX: Final = 100
 
 _ALL_BITS: Final = sum(operation.bit for operation in Operation)
@@ -78,7 +78,7 @@ _INVALID: Final = ErrorCode.INVALID_REQUEST.value
 
 
 class Rule(NamedTuple):
-    """One rule; two that are equal are the same."""
+    """One rule, compared by value."""
 
     resource_type: ResourceType
     name: str
@@ -89,7 +89,6 @@ class Rule(NamedTuple):
     is_allow: bool
 
     def __str__(self) -> str:
-        """Say it in words."""
         verb = "may" if self.is_allow else "must not"
         prefixed = self.pattern_type is PatternType.PREFIXED
         return (
@@ -98,19 +97,18 @@ class Rule(NamedTuple):
         )
 
     def described(self) -> DescribedAcl:
-        """Return it as answers show it."""
         permission = Permission.ALLOW if self.is_allow else Permission.DENY
         return DescribedAcl(*self[:-1], permission)
 
 
 class RuleAdded(NamedTuple):
-    """The rule is in force."""
+    """A rule is in force from here on."""
 
     rule: Rule
 
 
 class RuleRemoved(NamedTuple):
-    """The rule isn't any more."""
+    """A rule is no longer in force."""
 
     rule: Rule
 
@@ -119,7 +117,7 @@ RuleRecord = RuleAdded | RuleRemoved
 
 
 class _Masks:
-    """The operations that rules alike in all but the operation allow and deny."""
+    """Masks of the operations allowed and denied by rules that differ only in the operation."""
 
     __slots__ = ("allowed", "denied")
 
@@ -128,22 +126,22 @@ class _Masks:
         self.denied = 0
 
 
-# The rules that are alike in all but host and operation: by host.
+# Masks by host, of rules that differ only in host and operation.
 _ByHost = dict[str, _Masks]
 
 
 class _OfPrincipal:
-    """The rules of one principal about the resources of one type."""
+    """The rules of one principal for the resources of one type."""
 
     __slots__ = ("lengths", "literal", "prefixed")
 
     def __init__(self) -> None:
         self.literal: dict[str, _ByHost] = {}
         self.prefixed: dict[str, _ByHost] = {}
-        self.lengths: Counter[int] = Counter()  # Of prefixes.
+        self.lengths: Counter[int] = Counter()  # Lengths of the prefixes.
 
     def about(self, name: str) -> Iterator[_ByHost]:
-        """Yield the masks of all patterns that a name fits."""
+        """Yield the masks of all patterns that match *name*."""
         literal, prefixed = self.literal, self.prefixed
         if name in literal:
             yield literal[name]
@@ -183,14 +181,14 @@ class _OfPrincipal:
 
 
 class _OfType:
-    """The rules about the resources of one type, and by whom they are."""
+    """The rules for the resources of one type, by principal."""
 
     def __init__(self) -> None:
         self.of_principal: dict[str, _OfPrincipal] = {}
-        # Whoever's they are: how many rules have a name, or a prefix.
+        # Number of rules per literal name, and per prefix, of all principals.
         self.names: Counter[str] = Counter()
         self.prefixes: Counter[str] = Counter()
-        self.lengths: Counter[int] = Counter()  # Of prefixes.
+        self.lengths: Counter[int] = Counter()  # Lengths of the prefixes.
 
     def has_any(self, name: str) -> bool:
         if name in self.names or EVERY_NAME in self.names:
@@ -198,7 +196,7 @@ class _OfType:
         return any(name[:length] in self.prefixes for length in self.lengths)
 
     def masks(self, principal: str, host: str, name: str) -> tuple[int, int]:
-        """Return the operations that rules allow with a resource, and that they deny."""
+        """Return the masks of the operations that rules allow and deny on a resource."""
         allowed = denied = 0
         for who in (principal, EVERYBODY):
             rules = self.of_principal.get(who)
@@ -237,11 +235,11 @@ def _count_off(counts: Counter[Any], what: Any) -> None:
 
 
 class Rules:
-    """All rules. `replay` alone changes them.
+    """All rules; only `replay` changes them.
 
     Attributes:
-        version: Rises with each change.
-        handlers: What decides the requests that change rules.
+        version: Incremented by each change.
+        handlers: Handlers of the requests that change rules, by request type.
     """
 
     def __init__(self) -> None:
@@ -253,22 +251,21 @@ class Rules:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; what somebody keeps of it is old from here on."""
+        """Remove all rules; results cached under an older version become invalid."""
         self.version += 1
         self._rules: set[Rule] = set()
-        self._spellings: Counter[Rule] = Counter()  # Of each rule by its usual host (`_usual`).
-        self._in_order: list[Rule] = []  # The same, sorted.
+        self._spellings: Counter[Rule] = Counter()  # Rules by their `_usual` form.
+        self._in_order: list[Rule] = []  # The same rules, sorted.
         self._of_type: dict[ResourceType, _OfType] = {kind: _OfType() for kind in ResourceType}
 
     def loaded(self) -> None:
-        """Start to serve."""
+        """Do nothing: rules are in force as soon as they are replayed."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._rules)
 
     def replay(self, record: RuleRecord) -> None:
-        """Apply one record; repeating it changes nothing. It can't fail."""
+        """Apply one record; repeating it changes nothing. Never raises."""
         rule = record.rule
         is_new = type(record) is RuleAdded
         if is_new == (rule in self._rules):
@@ -295,7 +292,7 @@ class Rules:
     # --- asking -----------------------------------------------------------------------------
 
     def granted(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
-        """Return a mask (see `Operation.bit`) of all that the principal may do with a resource."""
+        """Return the mask (see `Operation.bit`) of all operations allowed on a resource."""
         return _granted(*self._of_type[resource_type].masks(principal, host, name))
 
     def allows(
@@ -306,21 +303,20 @@ class Rules:
         resource_type: ResourceType,
         name: str,
     ) -> bool:
-        """Say whether the principal may do *operation* with a resource."""
         return bool(self.granted(principal, host, resource_type, name) & operation.bit)
 
     def has_any(self, resource_type: ResourceType, name: str) -> bool:
-        """Say whether any rule concerns a resource, whoever's it is."""
+        """Return whether any rule, of any principal, covers a resource."""
         return self._of_type[resource_type].has_any(name)
 
     def matching(self, wanted: AclFilter) -> list[Rule]:
-        """Return the rules that fit a filter without a problem (`filter_problem`), sorted."""
+        """Return the rules that match a filter, sorted; `filter_problem` must have accepted it."""
         resource_type, name, pattern_type, principal, host, operation, permission = structs.astuple(
             wanted
         )
         found = self._in_order.copy()
-        # One field after the other, and only those that are given: ten times as quick as all of
-        # them for each rule.
+        # One field after the other, and only the given ones: ten times as fast as comparing all
+        # fields of each rule.
         if resource_type != ANY:
             found = [rule for rule in found if rule.resource_type == resource_type]
         if principal is not None:
@@ -394,10 +390,7 @@ class Rules:
     def describe(
         self, request: DescribeAclsRequest, max_bytes: int
     ) -> Generator[None, None, DescribeAclsResponse | None]:
-        """Return the rules that fit as this begins, packed, in slices.
-
-        None: they take more than *max_bytes*.
-        """
+        """Return the rules that match at the start, packed, in steps; None: over *max_bytes*."""
         wanted = AclFilter(*structs.astuple(request))
         problem = filter_problem(wanted)
         if problem is not None:
@@ -407,7 +400,7 @@ class Rules:
 
 
 def _granted(allowed: int, denied: int) -> int:
-    """Return what is left of what rules allow, with all that it implies."""
+    """Return the allowed operations with the implied ones, less the denied ones."""
     if denied & Operation.ALL.bit:
         return 0
     if allowed & Operation.ALL.bit:
@@ -424,9 +417,9 @@ def _words(rules: list[Rule]) -> list[str]:
 
 
 def _usual(rule: Rule) -> Rule:
-    """Return *rule* with its host as connections have it.
+    """Return *rule* with its host spelled as the addresses of connections are.
 
-    Earlier builds took any spelling, and showed clients of IPv4 as ``::ffff:192.0.2.1``.
+    Earlier releases accepted any spelling, and reported IPv4 clients as ``::ffff:192.0.2.1``.
     """
     if ":" not in rule.host:
         return rule
@@ -445,7 +438,8 @@ def _rule(asked: Acl) -> Rule:
     )
 
 
-# The numbers that a rule has, and that a filter has: to list them takes longer than all else.
+# Valid numbers of each field, in rules and in filters. Built once: listing them takes longer than
+# the rest of the check.
 _OF_RULES: Final[Mapping[str, frozenset[int]]] = {
     "resource_type": frozenset(ResourceType),
     "pattern_type": frozenset(PatternType),
@@ -459,7 +453,7 @@ _OF_FILTERS: Final = {
 
 
 def rule_problem(asked: Acl) -> str | None:
-    """Return why this can be no rule, None if it can."""
+    """Return why *asked* is not a valid rule, None if it is valid."""
     for field, numbers in _OF_RULES.items():
         if getattr(asked, field) not in numbers:
             return f"{field} {getattr(asked, field)} is not known"
@@ -474,7 +468,7 @@ def rule_problem(asked: Acl) -> str | None:
 
 
 def filter_problem(wanted: AclFilter) -> str | None:
-    """Return what is wrong with a filter, None if nothing."""
+    """Return why *wanted* is not a valid filter, None if it is valid."""
     for field, numbers in _OF_FILTERS.items():
         if getattr(wanted, field) not in numbers:
             return f"{field} {getattr(wanted, field)} of a filter is not known"
@@ -482,7 +476,7 @@ def filter_problem(wanted: AclFilter) -> str | None:
 
 
 def _concerns(rule: Rule, name: str) -> bool:
-    """Say whether a rule is about the resource of this name, among others perhaps."""
+    """Return whether a rule covers the resource *name*."""
     if rule.pattern_type is PatternType.PREFIXED:
         return name.startswith(rule.name)
     return rule.name in {name, EVERY_NAME}

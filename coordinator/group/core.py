@@ -1,8 +1,8 @@
-"""What all request handlers share: settings, the groups, and one decision in the making.
+"""Shared parts of all request handlers: settings, the groups, and a decision being made.
 
-The core is pure: the time, the caller and fresh ids come in as arguments, and what it wants done
-comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log is loaded and when
-a `Decision` emits a record, so that a replay of the log gives the same state again.
+The core is pure: the time, the caller and new ids are arguments, and the result is an `Outcome`.
+Only `Core.replay` changes hard state, both while the log is loaded and when a `Decision` emits a
+record. Replaying the log therefore restores the same state.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -44,15 +44,15 @@ from protocol.messages import (
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
 
-# What the leader's answer, and the batch with the group's record, hold besides their members: most
-# of it is the rebalance that ends in the same batch, with everybody who was late.
+# Bytes of the leader's answer, and of the batch with the group's record, besides their members:
+# mostly the rebalance that ends in the same batch, with all late members.
 HEAD_BYTES = 65_536
 
-# Partitions that the event of a removed member names; it may have owned 100,000.
+# Maximum number of partitions named in the event of a removed member; it may have owned 100,000.
 PARTITIONS_NAMED_MAX = 100
-# Topics that an event names.
+# Maximum number of topics named in an event.
 TOPICS_NAMED_MAX = 10
-# So many rules, users or principals are shown in less than a millisecond.
+# Number of rules, users or principals packed in one step: less than a millisecond.
 _SHOWN_AT_ONCE = 50
 
 _SUPERSEDED = "a newer request of this member took its place"
@@ -63,40 +63,39 @@ class GroupConfig:
     """Settings of a shard, with Kafka's defaults where Kafka has the setting."""
 
     group_initial_rebalance_delay_ms: int = 3_000
-    # Members and pending ids together: an id that was given out keeps its place.
+    # Members and pending ids together: an id that was given out occupies a place.
     group_max_size: int = 10_000
     group_max_offsets: int = 100_000
     offset_metadata_max_bytes: int = 4_096
-    # How long the offsets of a group are kept once nobody uses them (-1 for ever), and how
-    # often that is looked at.
+    # How long offsets are kept once the group is unused (-1: for ever), and the check's interval.
     offsets_retention_ms: int = 10_080 * MINUTE_MS
     offsets_retention_check_interval_ms: int = 10 * MINUTE_MS
     ownership_check: bool = True
-    # What the leader's JoinGroup answer, and the group's record as one batch, must fit in.
+    # Maximum size of the leader's JoinGroup answer, and of the group's record as one batch.
     max_response_bytes: int = 16 * MIB
     max_batch_bytes: int = 32 * MIB
-    # Room that a joiner must leave for the assignments in the group's record: the largest
+    # Bytes reserved for the assignments in the group's record when a member joins: the largest
     # SyncGroup request.
     max_assignments_bytes: int = 8 * MIB
-    # However long its members ask it to wait for them.
+    # Upper bound of the rebalance timeout that members ask for.
     group_max_rebalance_timeout_ms: int = 3_600_000
-    # How long a new member's first JoinGroup may stay parked; Kafka fixes it at 5 minutes.
+    # Maximum wait of a new member's first JoinGroup; Kafka fixes it at 5 minutes.
     new_member_join_timeout_ms: int = 300_000
 
 
 class Now(Struct, frozen=True, gc=False):
-    """The time, as an argument: the core never asks for it."""
+    """The time, as an argument: the core never reads a clock."""
 
-    mono_ms: int  # For deadlines and measured gaps; never jumps.
+    mono_ms: int  # For deadlines and measured intervals; never jumps.
     wall_ms: int  # For timestamps in records, since the epoch.
 
 
 class Caller(NamedTuple):
-    """Who sent a request.
+    """The client that sent a request, and its principal.
 
     Attributes:
-        only_own: Members of other principals are none to him, where a request names several.
-        connection: The number of the connection, 0 for what comes by none.
+        only_own: Treat members of other principals as absent, in requests that name several.
+        connection: The number of the connection, 0 without one.
     """
 
     client_id: str
@@ -107,62 +106,61 @@ class Caller(NamedTuple):
 
     @property
     def owner(self) -> str | None:
-        """Whose is what he makes, and joins with; None if he hasn't said who he is."""
+        """Owner of the groups, topics and members that it creates; None if unauthenticated."""
         return None if self.principal == ANONYMOUS else self.principal
 
     def is_anothers(self, principal: str | None) -> bool:
-        """Say whether a member of *principal*'s is somebody else's; one of None is everybody's."""
+        """Return whether *principal* is another one; a member of None belongs to every client."""
         return principal not in {None, self.principal}
 
 
-# Where nobody asks whose a request is.
+# Caller of requests whose principal doesn't matter.
 NOBODY: Final = Caller("", "")
 
-# The one answer to the request that came with a token: the token, the response, its first error
-# (None: nobody has looked), whether it is gated, and the member that waits. A gated reply waits
-# until everything that the shard appended for the group before it is committed. The member is
-# opaque outside: whoever holds the reply back hands it to `GroupShard.released` when it leaves.
-# A plain tuple: one is made for every request.
+# The one answer to the request with a token: the token, the response, its first error (None: not
+# determined yet), whether it is gated, and the waiting member. A gated reply waits until everything
+# that the shard appended for the group before it is committed. The member is opaque outside: the
+# holder of the reply passes it to `GroupShard.released` on release. A plain tuple, because one is
+# made for every request.
 Reply = tuple[object, Response, int | None, bool, Watched | None]
 
 
 class Event(NamedTuple):
-    """Something that an operator wants to know, for the structured log."""
+    """An event for the operator's structured log."""
 
     name: str
     fields: dict[str, object]
 
 
 class Outcome(Struct):
-    """One decision about one group: records to keep (already replayed), replies, events.
+    """Result of one decision about one group: records (already replayed), replies and events.
 
-    The records are one batch: all of them are on disk, or none.
+    The records are one batch: all of them become durable, or none.
     """
 
     group_id: str
-    records: list[Any] = []  # `Record`s, and of the node's own partition `NodeRecord`s.
+    records: list[Any] = []  # `Record`s; in the node's own partition `NodeRecord`s.
     replies: list[Reply] = []
     events: list[Event] = []
 
     def __bool__(self) -> bool:
-        """Say whether there is anything to do."""
         return bool(self.records or self.replies or self.events)
 
 
 class Step(NamedTuple):
-    """One decision about what belongs to the node, and not to a group, in the making."""
+    """A decision in the making about the node (topics, rules, users, quotas), not a group."""
 
     now: Now
     caller: Caller
-    storage_full: bool  # What only removes goes on then.
+    storage_full: bool  # Then only requests that remove something succeed.
     outcome: Outcome
 
     def event(self, name: str, **fields: object) -> None:
-        """Tell the operator."""
+        """Append an event to the outcome."""
         self.outcome.events.append(Event(name, fields))
 
 
-# By type of request, what decides it.
+# The handler of each request type.
 Handlers = Mapping[type, Callable[[Any, Step], Response]]
 
 T = TypeVar("T")
@@ -171,10 +169,10 @@ T = TypeVar("T")
 def shown_in_slices(
     things: Sequence[T], show: Callable[[T], Any], max_bytes: int
 ) -> Generator[None, None, tuple[Any, ...] | None]:
-    """Return what *show* makes of *things*, packed some at a time; None: it is over *max_bytes*.
+    """Return what *show* returns for *things*, packed in steps; None: over *max_bytes*.
 
-    None of one thing: it is left out. What has an error is not packed: whoever counts answers looks
-    for that.
+    Things that *show* returns None for are left out. Results with an error are not packed, because
+    the counting of answers reads their error.
     """
     shown = []
     for at in range(0, len(things), _SHOWN_AT_ONCE):
@@ -192,13 +190,13 @@ def shown_in_slices(
 
 
 class HardGroup(NamedTuple):
-    """What a crash leaves of one group."""
+    """Hard state of one group: what survives a crash."""
 
     generation: int
     stable: GroupMetadata | None
-    offsets: tuple[tuple[str, int, CommittedOffset], ...]  # By topic and partition.
+    offsets: tuple[tuple[str, int, CommittedOffset], ...]  # Sorted by topic and partition.
     retention_ms: int | None
-    rebalances: tuple[Rebalance, ...]  # By number.
+    rebalances: tuple[Rebalance, ...]  # Sorted by number.
     owner: str | None = None
 
 
@@ -212,21 +210,21 @@ class Core:
         self.new_uuid = new_uuid
         self.registry = Registry() if registry is None else registry
         self.totals = self.registry.totals
-        self.wall_offset_ms = 0  # Wall clock minus monotonic time, at the load.
-        self.newest_ms = 0  # The newest timestamp of any record, see `wall_ms`.
+        self.wall_offset_ms = 0  # Wall clock minus monotonic time, when the shard was loaded.
+        self.newest_ms = 0  # The newest timestamp of any record; see `wall_ms`.
         self.groups: dict[str, Group] = {}
-        # Where the latest entry ends that left no group behind, such as a group's tombstone.
+        # End offset of the latest entry that left no group behind, such as a group's tombstone.
         self.gone_end_offset = 0
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
-        # Says of a member's principal and host whether a topic may be known to it; None: all are.
+        # Returns whether a member with this principal and host may see a topic; None: all may.
         self.sees_topic: Callable[[str | None, str, str], bool] | None = None
         self.storage_full = False
-        self.storage_exhausted = False  # Nothing is taken that isn't needed to free room.
-        self.latest: Outcome | None = None  # The decision in the making, see `interrupted`.
+        self.storage_exhausted = False  # Then only requests that free room are accepted.
+        self.latest: Outcome | None = None  # The current decision, see `interrupted`.
 
     def replay(self, record: Record) -> None:
-        """Apply one record: the only code that changes hard state. It can't fail."""
+        """Apply one record: the only code that changes hard state. Never raises."""
         if type(record) is not OffsetsCommitted:  # Nearly all of them are.
             self._replay_rare(record)
             return
@@ -245,11 +243,11 @@ class Core:
             group.share.count("offsets", added)
 
     def share(self, group: Group | None, caller: Caller) -> Share:
-        """Return what a group, or one that *caller* is about to make, counts for."""
+        """Return the usage account of a group, or of one that *caller* is about to create."""
         return self.totals.share(caller.principal) if group is None else group.share
 
     def make_group(self, group_id: str, caller: Caller, outcome: Outcome) -> Group:
-        """Make a group, which belongs to *caller*; *outcome* has records of it besides."""
+        """Create a group owned by *caller*; *outcome* must contain another record of it."""
         if caller.owner is None:
             return self._make_group(group_id)
         record = GroupOwned(group_id, caller.owner)
@@ -274,7 +272,7 @@ class Core:
         share.count_log(by * group.log_bytes)
 
     def count_member(self, member: Watched, by: int) -> None:
-        """Count a member, or an id that was given out, that came (1) or went (-1)."""
+        """Add *by* to the count of members (ids that were given out included): 1 or -1."""
         self.totals.share(member.principal).count("members", by)
 
     def _replay_rare(self, record: Record) -> None:
@@ -306,7 +304,7 @@ class Core:
             self._count_group(group, 1)
 
     def kept(self, group_id: str, end_offset: int) -> None:
-        """Note that what was decided about a group is in the log, up to *end_offset*."""
+        """Note that decisions about a group are in the log, up to *end_offset*."""
         group = self.groups.get(group_id)
         if group is None:
             self.gone_end_offset = end_offset
@@ -314,7 +312,7 @@ class Core:
             group.end_offset = end_offset
 
     def end_offset(self, group_id: str) -> int:
-        """Return the end offset of a group's last entry: what is known of it waits for that."""
+        """Return the end offset of a group's last entry: replies about the group wait for it."""
         group = self.groups.get(group_id)
         return self.gone_end_offset if group is None else group.end_offset
 
@@ -344,12 +342,12 @@ class Core:
         self.stop()
 
     def stop(self) -> None:
-        """Forget all deadlines, and who waits."""
+        """Remove all deadlines and parked requests."""
         self.timers = Timers()
         self.parked = {}
 
     def keep_hard(self, group: Group) -> None:
-        """Forget what is soft of *group*, which may be all of it."""
+        """Remove the soft state of *group*; remove the group if it has no hard state."""
         self._note_gone(group)
         if group.is_hard():
             self.groups[group.group_id] = kept = group.without_soft_state()
@@ -358,34 +356,34 @@ class Core:
             del self.groups[group.group_id]
 
     def wall_ms(self, now: Now) -> int:
-        """Return the time of day for a record: it never goes back, though the clock may."""
+        """Return the time of day for a record: never earlier than before, even if the clock is."""
         return max(now.wall_ms, self.newest_ms, now.mono_ms + self.wall_offset_ms)
 
     def has_room(self, group: Group, answer_bytes: int, record_bytes: int) -> bool:
-        """Say whether so many more bytes of members still fit an answer and a record."""
+        """Return whether these additional bytes of members fit the answer and the record."""
         config = self.config
         answer = HEAD_BYTES + group.answer_bytes + answer_bytes
         record = HEAD_BYTES + group.record_bytes + record_bytes + config.max_assignments_bytes
         return answer <= config.max_response_bytes and record <= config.max_batch_bytes
 
     def rebalance_timeout_ms(self, asked_ms: int) -> int:
-        """Return how long a member that asked for so much is waited for."""
+        """Return the rebalance timeout, limited by the setting."""
         return min(asked_ms, self.config.group_max_rebalance_timeout_ms)
 
     def heard(self, member: Member, now_ms: int) -> None:
-        """Note that *member* is alive; while a request of it is parked its session waits."""
+        """Restart the session of *member*; it stays suspended while a request of it is parked."""
         member.heard_ms = now_ms
         if member.join is None and member.sync is None:
             self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
     def restart_session(self, member: Member, now_ms: int) -> None:
-        """Give *member* a full session from now on."""
+        """Restart the full session timeout of *member* now."""
         member.heard_ms = now_ms
         self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
 
 def _forget_offset(group: Group, record: OffsetRemoved) -> int:
-    """Return how many offsets are gone."""
+    """Return the number of offsets removed: 0 or 1."""
     stored = group.offsets.get(record.topic)
     if stored is None:
         return 0
@@ -399,7 +397,7 @@ def _forget_offset(group: Group, record: OffsetRemoved) -> int:
 
 
 class Decision:
-    """One step in the making: changes to one group and what must be sent and kept for it."""
+    """A decision in the making: changes to one group, and the replies and records they need."""
 
     __slots__ = ("core", "now", "outcome")
 
@@ -414,7 +412,7 @@ class Decision:
         return self.core.wall_ms(self.now)
 
     def emit(self, record: Record) -> None:
-        """Keep *record*: it is in force from here on, and on disk before any gated reply."""
+        """Apply and append *record*: in force at once, durable before any gated reply is sent."""
         self.outcome.records.append(record)
         self.core.replay(record)
 
@@ -426,9 +424,9 @@ class Decision:
         *,
         gated: bool = True,
     ) -> Outcome:
-        """Answer a request; return the outcome, for who has nothing more to decide.
+        """Answer a request; return the outcome, for handlers that end with it.
 
-        While the reply is in the gate, *watched* does not expire.
+        While the reply waits in the reply gate, *watched* does not expire.
         """
         if watched is not None and gated:
             watched.in_gate += 1
@@ -437,11 +435,11 @@ class Decision:
         return self.outcome
 
     def event(self, name: str, **fields: object) -> None:
-        """Tell the operator."""
+        """Append an event about the group to the outcome."""
         self.outcome.events.append(Event(name, {"group": self.outcome.group_id, **fields}))
 
     def park_join(self, group: Group, member: Member, token: object) -> None:
-        """Park a JoinGroup of *member*; an older one gets its answer."""
+        """Park a JoinGroup of *member*; an older parked one is answered with SUPERSEDED."""
         if member.join is not None:
             error = join_error(ErrorCode.SUPERSEDED, member.member_id, _SUPERSEDED)
             self.finish_join(group, member, error)
@@ -451,7 +449,6 @@ class Decision:
         self.core.parked[token] = member
 
     def finish_join(self, group: Group, member: Member, response: JoinGroupResponse) -> None:
-        """Answer the parked JoinGroup of *member*."""
         assert member.join is not None
         token = member.join.token
         self.core.parked.pop(token, None)
@@ -460,7 +457,7 @@ class Decision:
         self.answer(token, response, member)
 
     def park_sync(self, member: Member, token: object) -> None:
-        """Park a SyncGroup of *member*; an older one gets its answer."""
+        """Park a SyncGroup of *member*; an older parked one is answered with SUPERSEDED."""
         if member.sync is not None:
             self.finish_sync(member, sync_error(ErrorCode.SUPERSEDED, _SUPERSEDED))
         member.sync = Parked(token, self.now.mono_ms)
@@ -468,7 +465,6 @@ class Decision:
         self.core.parked[token] = member
 
     def finish_sync(self, member: Member, response: SyncGroupResponse) -> None:
-        """Answer the parked SyncGroup of *member*."""
         assert member.sync is not None
         token = member.sync.token
         self.core.parked.pop(token, None)
@@ -478,9 +474,10 @@ class Decision:
     def remove(
         self, group: Group, member: Member, reason: str, detail: str, error: int | None = None
     ) -> None:
-        """Take *member* out of the group; what it has parked gets *error*, 25 by default.
+        """Remove *member* from the group; its parked requests get *error*.
 
-        *detail* says in words why, with what was measured: also to the member, if it asks.
+        *error* is UNKNOWN_MEMBER_ID by default. *detail* is the reason in words, with measured
+        values; the member gets it, too, if it asks.
         """
         if group.rebalance is not None:
             group.rebalance.gone(member, reason, self.now.mono_ms)
@@ -505,7 +502,7 @@ class Decision:
         )
 
     def forget_pending(self, group: Group, pending: PendingId) -> None:
-        """Take back a member id that was given out."""
+        """Revoke a member id that was given out."""
         self.core.timers.cancel(pending.timer)
         pending.gone = True
         del group.pending[pending.member_id]
@@ -513,7 +510,7 @@ class Decision:
 
 
 def _names(member: Member) -> list[str]:
-    """Return the partitions of *member* for a person to read."""
+    """Return the names of the partitions of *member*, at most PARTITIONS_NAMED_MAX."""
     owned = sorted(member.owned or ())
     names = [f"{topic}-{partition}" for topic, partition in owned[:PARTITIONS_NAMED_MAX]]
     return names + ([f"and {len(owned) - len(names)} more"] if len(owned) > len(names) else [])

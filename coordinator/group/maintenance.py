@@ -1,19 +1,18 @@
-"""Work on all groups of a shard, a slice at a time between requests: changes, expiry, sizes.
+"""Background work on all groups of a shard, in steps between requests: changes, expiry, sizes.
 
 Theory of operation
 ===================
 
-There is one job at a time, and it does a slice whenever the timer is due. Changes of topics are
-told at once: a group that they concern rebalances, and the offsets of deleted topics are removed.
-Expiry runs now and then; so does, where principals have quotas, a look at what each group takes in
-the log if anything of it was written since the last one.
+One job runs at a time, one slice whenever the timer is due. Topic changes are handled at once:
+affected groups rebalance, and the offsets of deleted topics are removed. Expiry runs periodically.
+If principals have quotas, groups are measured periodically, too: those with new entries in the log
+since the last measurement.
 
-Expiry removes offsets that nobody needs any more, by KIP-211. How long an offset is kept counts
-from its commit, or from when its group became Empty; a topic that the group subscribes to doesn't
-expire at all. Wall clocks jump, and what is removed does not come back. So the wall clock is read
-once, at the first load, and goes on with the monotonic time; timestamps in records never go back,
-nor behind that clock (`Core.wall_ms`). So no jump makes anything expire early while the process
-runs.
+Expiry removes unused offsets, by KIP-211. The retention counts from the commit, or from when the
+group became Empty; offsets of subscribed topics don't expire. Wall clocks jump, and removed offsets
+don't come back. The wall clock is therefore read once, at the first load, and advanced by the
+monotonic time; timestamps in records never go back, nor behind that clock (`Core.wall_ms`). No jump
+can make anything expire early while the process runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,25 +32,25 @@ from coordinator.group.records import (
 from coordinator.group.states import GroupState, Trigger
 from coordinator.group.totals import LogSize, utf8_bytes
 
-# Keys or groups that one slice looks at or removes: about a millisecond, if all are removed.
+# Keys or groups that one slice reads or removes: about a millisecond if all are removed.
 SLICE: Final = 500
-# What a decision takes besides its keys, counted in keys: its batch, and the event's line in the
-# daemon's log. A topic that 1,000 groups have committed once takes 1,000 of them.
+# Cost of a decision besides its keys, in keys: its batch, and the event's line in the daemon's log.
+# A topic that 1,000 groups have committed once takes 1,000 decisions.
 DECISION_ROOM: Final = 20
-# What a key takes, roughly.
+# Approximate time per key, in microseconds.
 _KEY_US: Final = 2
-# What compiling a pattern takes, in keys.
+# Cost of compiling a pattern, in keys.
 PATTERN_ROOM: Final = 50
-# How often it is looked up what groups take in the log.
+# Interval between two measurements of the groups' log usage.
 MEASURE_INTERVAL_MS: Final = 10_000
-# So many offsets are looked at in the time in which a key is removed.
+# Number of offsets measured in the time of removing one key.
 _MEASURED_PER_KEY: Final = 20
 
 _Key = tuple[str, int]  # Topic and partition.
 
 
 class Sweeper:
-    """Does one job at a time, a slice whenever its timer is due.
+    """Runs one job at a time, a slice whenever its timer is due.
 
     A job is an iterator that yields when the slice is used up.
     """
@@ -61,18 +60,18 @@ class Sweeper:
         self._measures = core.totals.has_principals
         self._timer = Timer(TimerKind.SWEEP)
         self._has_clock = False
-        # Of the slice: the time, how many keys it may still take, and what was decided.
+        # State of the slice: the time, the remaining keys, and the decisions.
         self._now = Now(0, 0)
         self._room = 0
         self._outcomes: list[Outcome] = []
         self.stop()
 
     def start(self, now: Now) -> None:
-        """Begin to serve a shard that was just loaded: the first expiry is an interval away."""
+        """Begin to serve a loaded shard; the first expiry follows one interval later."""
         self._is_serving = True
         if not self._has_clock:
-            # The clock of expiry, which a later load must not set anew: the wall clock may have
-            # jumped since. What is written from here on is never older than it says.
+            # The clock of expiry. A later load must not set it again: the wall clock may have
+            # jumped since. Records written from here on are never older than this clock.
             self._has_clock = True
             self._core.wall_offset_ms = now.wall_ms - now.mono_ms
         self._expiry_due_ms = now.mono_ms + self._core.config.offsets_retention_check_interval_ms
@@ -80,31 +79,31 @@ class Sweeper:
         self._arm(now)
 
     def stop(self) -> None:
-        """Forget everything, as the shard's groups are forgotten."""
+        """Drop all jobs, because the shard's groups are unloaded."""
         self._is_serving = False
         self._job: Iterator[None] | None = None
         self._expiry_due_ms = self._measuring_due_ms = 0
-        self._must_tell = False  # The groups of changes that no job has begun to tell.
-        self._to_purge: dict[str, None] = {}  # Deleted topics that no job looks for yet.
+        self._must_tell = False  # Changes exist that no job has begun to bring to the groups.
+        self._to_purge: dict[str, None] = {}  # Deleted topics that no job has begun to purge.
         self._purging: frozenset[str] = frozenset()
         self._purged: list[str] = []
         self._timer.deadline_ms = self._timer.armed_ms = None
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
-        """Tell the groups soon, and then remove what they have committed for *deleted* topics."""
+        """Schedule bringing changes to the groups, and removing offsets of *deleted* topics."""
         self._to_purge.update(dict.fromkeys(deleted))
-        if not self._must_tell:  # Changes may come by the thousand.
+        if not self._must_tell:  # Thousands of changes may come at once.
             self._must_tell = True
             if self._is_serving:
                 self._arm(now)
 
     def take_purged(self) -> list[str]:
-        """Return the deleted topics that no group has offsets of any more, each once."""
+        """Return and remove the deleted topics without remaining offsets, each once."""
         purged, self._purged = self._purged, []
         return purged
 
     def slice(self, now: Now) -> list[Outcome]:
-        """Do one slice, and be due again: at once while there is more."""
+        """Do one slice, and arm the timer: due at once if there is more work."""
         self._now, self._room, self._outcomes = now, SLICE, []
         if self._job is None:
             self._job = self._next_job()
@@ -150,7 +149,7 @@ class Sweeper:
     def _for_all_keys(
         self, group: Group, keys: Sequence[_Key], act: Callable[[Group, Sequence[_Key]], None]
     ) -> Iterator[None]:
-        """Do *act* with *keys*, as many at a time as there is room for; at least once."""
+        """Call *act* with *keys*, in parts that fit the slice; at least once, even without keys."""
         at = 0
         while True:
             chosen = keys[at : at + max(self._room, 1)]
@@ -162,7 +161,7 @@ class Sweeper:
             if self._room <= 0:
                 yield
                 if self._core.groups.get(group.group_id) is not group:
-                    return  # Deleted meanwhile, and everything with it.
+                    return  # Deleted since the slice ended, with all its offsets.
 
     def _keep(self, d: Decision) -> None:
         if d.outcome:
@@ -172,25 +171,25 @@ class Sweeper:
     # --- changes of topics ------------------------------------------------------------------
 
     def _tell_topics(self, group: Group) -> Iterator[None]:
-        """Bring the changes up to now to *group*, and remove its offsets of deleted topics.
+        """Apply the changes up to now to *group*, and remove its offsets of deleted topics.
 
-        A group that is not Stable finds out as it becomes it.
+        A group in another state than Stable compares versions when it becomes Stable.
         """
         registry = self._core.registry
         if group.state is GroupState.STABLE and registry.durable_version > group.known_version:
             for pattern in sorted(group.patterns):
                 yield from self._match(pattern)
             if self._core.groups.get(group.group_id) is not group:
-                return  # Deleted meanwhile, and everything with it.
+                return  # Deleted since the slice ended, with all its offsets.
         if group.state is GroupState.STABLE and registry.durable_version > group.known_version:
-            # What looking at the group takes besides.
+            # Cost of comparing the group with the changes.
             changes = registry.number_of_changes_since(group.known_version)
             walked = changes if changes <= CHANGES_WALKED else len(registry.topics)
             self._room -= len(group.patterns) * walked
             d = Decision(self._core, group.group_id, self._now)
             rebalance_if_topics_changed(d, group)
             self._keep(d)
-        # Whichever is smaller: a request deletes thousands, a group has a handful.
+        # Iterate over the smaller one: a request deletes thousands of topics, a group has few.
         names = min(self._purging, group.offsets, key=len)
         topics = sorted(t for t in names if t in self._purging and t in group.offsets)
         if topics:
@@ -198,7 +197,7 @@ class Sweeper:
             yield from self._for_all_keys(group, keys, self._purge_keys)
 
     def _match(self, pattern: str) -> Iterator[None]:
-        """Find the topics that match, so that a decision has them at once."""
+        """Match the topics in advance, so that a decision finds the result at once."""
         if self._core.registry.is_up_to_date(pattern):
             return
         self._room -= PATTERN_ROOM
@@ -208,7 +207,7 @@ class Sweeper:
                 yield
 
     def _purge_keys(self, group: Group, keys: Sequence[_Key]) -> None:
-        # An operator or the clock may have been faster.
+        # Since the keys were listed, an operator or expiry may have removed some.
         gone = [(topic, p) for topic, p in keys if p in group.offsets.get(topic, ())]
         d = Decision(self._core, group.group_id, self._now)
         for topic, partition in gone:
@@ -221,14 +220,14 @@ class Sweeper:
     # --- expiry -----------------------------------------------------------------------------
 
     def _expire(self, group: Group) -> Iterator[None]:
-        """Remove what has expired in *group*, and the group if it has nothing left."""
+        """Remove the expired offsets of *group*, and the group if nothing is left."""
         keys = [(topic, p) for topic, partitions in group.offsets.items() for p in partitions]
         yield from self._for_all_keys(group, keys, self._expire_keys)
 
     def _expire_keys(self, group: Group, keys: Sequence[_Key]) -> None:
         mono_ms, wall_ms = self._now.mono_ms, self._now.wall_ms
-        # A wall clock that has been set back since wins: it may have been ahead when it was read,
-        # as that of a machine that has just started.
+        # The earlier clock wins: the wall clock may have been ahead when it was read, e.g. just
+        # after the machine started, and may have been set back since.
         now_ms = min(wall_ms, mono_ms + self._core.wall_offset_ms)
         own_ms = group.retention_ms
         retention_ms = self._core.config.offsets_retention_ms if own_ms is None else own_ms
@@ -242,7 +241,7 @@ class Sweeper:
             group.state is GroupState.EMPTY
             and not group.pending
             and len(gone) == group.offset_count
-            # Its retention would be forgotten with it, and what is committed next would expire.
+            # Deleting the group would delete its retention, and the next commits would expire.
             and own_ms != KEEP_FOR_EVER
         )
         if not gone and not is_over:
@@ -253,7 +252,7 @@ class Sweeper:
             d.event("offsets.expired", count=len(gone), topics=topics)
         if is_over:
             group.move(Trigger.REMOVED)
-            d.emit(GroupDeleted(group.group_id))  # Takes the offsets with it.
+            d.emit(GroupDeleted(group.group_id))  # Deletes the offsets, too.
             d.event("group.expired", generation=group.generation, offsets=len(gone))
         else:
             for topic, partition in gone:
@@ -263,7 +262,7 @@ class Sweeper:
     # --- sizes ------------------------------------------------------------------------------
 
     def _measure(self, group: Group) -> Iterator[None]:
-        """Count for the owner what *group* takes in the log, if it may be another size now."""
+        """Measure the log usage of *group* for its owner, if the group has new entries."""
         end_offset = group.end_offset
         if group.measured_offset == end_offset:
             return
@@ -281,14 +280,14 @@ class Sweeper:
                     yield
                     if self._core.groups.get(group.group_id) is not group:
                         return
-        # What was written meanwhile is looked at the next time.
+        # Entries written during the measurement are measured the next time.
         group.measured_offset = end_offset
         group.share.count_log(size_bytes - group.log_bytes)
         group.log_bytes = size_bytes
 
 
 def _head_bytes(group: Group) -> int:
-    """Return what a group takes in the log besides its offsets."""
+    """Return the log usage of a group without its offsets, in bytes."""
     size_bytes = LogSize.GROUP + len(group.group_id)
     for member in () if group.stable is None else group.stable.members:
         names = (member.member_id, member.client_id, member.client_host, member.principal or "")
@@ -315,13 +314,13 @@ def _has_expired(
 
 
 def _unused_since_ms(group: Group, topic: str, value: CommittedOffset) -> int | None:
-    """Return from when on the retention of an offset counts; None: it is in use."""
+    """Return the start of the retention of an offset; None: it is in use."""
     committed_ms = value.commit_timestamp_ms
     if not group.protocol_type:
-        return committed_ms  # A simple group: nobody knows who uses it.
+        return committed_ms  # A simple group: its users are unknown.
     if group.state is GroupState.EMPTY:
-        # Kafka counts from the first alone: an operator's reset of a group that has been empty
-        # for long is gone at the next check.
+        # Kafka counts from the first time only: there, an operator's reset of a group that has been
+        # Empty for long expires at the next check.
         emptied_ms = -1 if group.stable is None else group.stable.state_timestamp_ms
         return max(emptied_ms, committed_ms)
     if (

@@ -1,20 +1,20 @@
-"""The members of a group, the ids that may become one, and their deadlines.
+"""Members of a group, ids given out to future members, and their deadlines.
 
 Theory of operation of the timers
 =================================
 
-A timer has one live entry in a heap, which may be too early: moving its deadline later only
-overwrites a field, and the entry is moved when it surfaces. So a member that commits a thousand
-times a second costs two stores each, and no memory.
+A timer has one live entry in a heap, which may be too early: a later deadline only overwrites a
+field, and the entry is moved when it reaches the top. A member that commits a thousand times a
+second therefore costs two assignments per commit, and no memory.
 
-The entry of a timer that was turned off stays until it surfaces, which may be weeks later. So
-whenever the heap has doubled, those entries are thrown out.
+The entry of a cancelled timer stays in the heap until it reaches the top, which may be weeks later.
+These entries are therefore removed whenever the heap has doubled.
 
-Deadlines are kept in a time of their own that stands still while the process is stalled:
-`Timers.shift` is one addition, whatever the number of timers.
+Deadlines are kept in a separate time that stands still while the process is stalled: `Timers.shift`
+is one addition, whatever the number of timers.
 
-A timer names its group and member by id. So no circle of references keeps a group in memory that
-isn't served any more; the collector would not find it, because what was loaded is frozen
+A timer names its group and member by id. This avoids reference cycles that would keep an unloaded
+group in memory: the garbage collector would not find it, because loaded objects are frozen
 (`gc.freeze`).
 """
 
@@ -33,15 +33,15 @@ CONSUMER: Final = "consumer"
 Owned = frozenset[tuple[str, int]]
 NOTHING: Final[Owned] = frozenset()
 
-# What msgpack adds to a member's fields, rounded up.
+# Bytes that msgpack adds to a member's fields, rounded up.
 MEMBER_OVERHEAD_BYTES: Final = 48
 
-# With so many entries in the heap at least, those that are off are looked for.
+# Minimum number of heap entries before cancelled ones are removed.
 PRUNE_MIN: Final = 256
 
 
 class TimerKind(Enum):
-    """What happens when it is due."""
+    """Kind of a deadline, which selects the action when it is due."""
 
     SESSION = "a member was not heard from"
     PENDING = "a member id was given out and not used"
@@ -52,18 +52,18 @@ class TimerKind(Enum):
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """One deadline that can be moved at will; off until armed."""
+    """One movable deadline; off until armed."""
 
     kind: TimerKind
     group_id: str = ""  # Empty for the timer of the whole shard.
-    member_id: str = ""  # Also of an id that was only given out.
-    deadline_ms: int | None = None  # In the timers' own time; None is off.
-    armed_ms: int | None = None  # Where its live heap entry stands, never later.
+    member_id: str = ""  # Also for an id that was only given out.
+    deadline_ms: int | None = None  # In the timers' own time; None: off.
+    armed_ms: int | None = None  # Time of its live heap entry, never later than the deadline.
 
 
 class _Entry(NamedTuple):
     at_ms: int
-    sequence: int  # Ties go by the order of arming, so that a run can be repeated.
+    sequence: int  # Breaks ties by the order of arming, so that runs are reproducible.
     timer: Timer
 
 
@@ -77,11 +77,11 @@ class Timers:
         self._shift_ms = 0
 
     def __len__(self) -> int:
-        """Return how many entries the heap has."""
+        """Return the number of entries in the heap."""
         return len(self._heap)
 
     def arm(self, timer: Timer, at_ms: int) -> None:
-        """Let *timer* be due at the monotonic time *at_ms*, whenever it was due before."""
+        """Set the deadline of *timer* to the monotonic time *at_ms*, replacing the old one."""
         deadline_ms = at_ms - self._shift_ms
         timer.deadline_ms = deadline_ms
         if timer.armed_ms is None or deadline_ms < timer.armed_ms:
@@ -89,15 +89,13 @@ class Timers:
 
     @staticmethod
     def cancel(timer: Timer) -> None:
-        """Turn *timer* off."""
         timer.deadline_ms = None
 
     def shift(self, by_ms: int) -> None:
-        """Move every deadline by *by_ms*."""
         self._shift_ms += by_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Return when the earliest timer is due, or None when all are off."""
+        """Return the deadline of the earliest timer, None if all are off."""
         while self._heap:
             at_ms, _, timer = self._heap[0]
             if timer.armed_ms != at_ms:
@@ -112,7 +110,7 @@ class Timers:
         return None
 
     def pop_due(self, now_ms: int) -> Timer | None:
-        """Turn off and return the earliest timer if it is due at *now_ms*."""
+        """Turn off and return the earliest timer if it is due at *now_ms*, else None."""
         at_ms = self.next_deadline_ms()
         if at_ms is None or at_ms > now_ms:
             return None
@@ -143,7 +141,7 @@ class Timers:
 
 
 class Parked(NamedTuple):
-    """A request that is answered later, and the monotonic time at which it came."""
+    """A request that is answered later, with the monotonic time of its arrival."""
 
     token: object
     at_ms: int
@@ -151,77 +149,79 @@ class Parked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """Something that expires unless it is heard from in time."""
+    """A member or pending id that expires unless its client sends requests in time."""
 
     member_id: str
     session_timeout_ms: int
     timer: Timer
     client_id: str
     client_host: str
-    # Replies that wait for the disk: it can't be expected to act before it has them.
+    # Number of replies in the reply gate. The session doesn't expire while the client can't have
+    # them.
     in_gate: int = 0
-    gated_at_ms: int = 0  # When the latest of them was decided.
-    gone: bool = False  # No longer part of the group.
-    principal: str | None = None  # Whose it is; None: of whoever has its id.
+    gated_at_ms: int = 0  # Time at which the latest of them was decided.
+    gone: bool = False  # Removed from the group.
+    principal: str | None = None  # Owner of the member; None: any client with its id.
 
     def is_awaited(self, *, in_join: bool) -> bool:
-        """Say whether the join phase, or else the sync phase, waits for it."""
+        """Return whether the join phase, or else the sync phase, waits for this client."""
         return in_join
 
 
 @dataclass(slots=True, eq=False)
 class PendingId(Watched):
-    """A member id that was given out with MEMBER_ID_REQUIRED and not joined with yet."""
+    """A member id that was given out with MEMBER_ID_REQUIRED and has not joined yet."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Member(Watched):
-    """Soft state of one member; what must survive a crash is in the group's record."""
+    """Soft state of one member; the group's record has the state that must survive a crash."""
 
     group_instance_id: str | None
     rebalance_timeout_ms: int
     protocols: tuple[JoinProtocol, ...]
-    topic_pattern: str | None  # It wants whatever registered topic matches.
-    # Monotonic time of its last request, or of our answer to one that was parked.
+    topic_pattern: str | None  # Subscribes to all registered topics that match.
+    # Monotonic time of its last request, or of the answer to a parked one.
     heard_ms: int
-    # The topics it subscribes to under the protocol in force; None if that can't be read.
+    # Subscribed topics under the current protocol; None if the subscription is opaque.
     topics: tuple[str, ...] | None = ()
     join: Parked | None = None
     sync: Parked | None = None
-    is_loaded: bool = False  # Known from the log: whether it was drained is forgotten.
+    is_loaded: bool = False  # Loaded from the log, which doesn't tell whether it was drained.
     is_new: bool = True  # Until its first JoinGroup is answered.
-    synced: bool = False  # Has sent its SyncGroup of this generation.
-    drained: bool = False  # Asked to give everything up; lasts as long as the membership.
-    # What it said it still has when it last joined, if it is drained.
+    synced: bool = False  # A SyncGroup of this generation has arrived.
+    drained: bool = False  # Must give up all partitions, until it leaves.
+    # Partitions that a drained member still owned, by its latest JoinGroup.
     claimed: tuple[TopicPartition, ...] = ()
-    assignment: bytes = b""  # Of the last generation that was assigned.
-    # What the assignment names, read once a generation because every commit asks;
-    # None where that can't be known.
+    assignment: bytes = b""  # Of the latest assigned generation.
+    # Partitions in the assignment, decoded once per generation because every commit reads them;
+    # None if the assignment is opaque.
     owned: Owned | None = NOTHING
-    # What it owned in the last generation that was assigned, and nobody does in this one:
-    # it may still commit that, which is how a cooperative member hands a partition over.
+    # Partitions owned in the previous assigned generation and by no member in this one: commits for
+    # them are still accepted, because a cooperative member hands partitions over in this way.
     former: Owned = NOTHING
 
     def is_awaited(self, *, in_join: bool) -> bool:
-        """Say whether it has nothing parked in the join phase, or has not synced since."""
+        """Return whether its JoinGroup, or else its SyncGroup, is missing."""
         return self.join is None if in_join else not self.synced
 
     def metadata_for(self, protocol: str | None) -> bytes:
-        """Return its subscription under *protocol*, empty if it has none."""
+        """Return the subscription under *protocol*, empty if there is none."""
         for offered in self.protocols:
             if offered.name == protocol:
                 return offered.metadata
         return b""
 
     def read_topics(self, protocol_type: str, protocol: str | None) -> None:
-        """Note the topics of its subscription under *protocol*."""
+        """Set `topics` from the subscription under *protocol*."""
         is_consumer = protocol_type == CONSUMER
         self.topics = subscribed_topics(self.metadata_for(protocol)) if is_consumer else None
 
     def read_claim(self, protocol_type: str, protocol: str | None) -> None:
-        """Note what it still has: a drained cooperative member gives it up after this join.
+        """Set `claimed`: partitions that a drained cooperative member gives up after this join.
 
-        Who stayed away has given up everything (KIP-429: the claim is in the subscription).
+        A member without a parked JoinGroup has given up everything (KIP-429: the claim is in the
+        subscription).
         """
         self.claimed = ()
         if self.drained and self.join is not None and protocol_type == CONSUMER:
@@ -229,20 +229,20 @@ class Member(Watched):
             self.claimed = () if read is None else read.owned_partitions
 
     def answer_bytes(self) -> int:
-        """Return the most that it can add to the leader's JoinGroup answer."""
+        """Return the maximum bytes of this member in the leader's JoinGroup answer."""
         largest = max((len(p.metadata) for p in self.protocols), default=0)
         names = self.member_id + (self.group_instance_id or "") + (self.topic_pattern or "")
         return MEMBER_OVERHEAD_BYTES + len(names.encode()) + largest
 
     def record_bytes(self) -> int:
-        """Return the most that it can add to the group's record, without its assignment."""
+        """Return the maximum bytes of this member in the group's record, without its assignment."""
         return self.answer_bytes() + len((self.client_id + self.client_host).encode())
 
 
 def read_assignment(protocol_type: str, assignment: bytes) -> tuple[tuple[str, int], ...] | None:
-    """Return the partitions that *assignment* names, in its order; None if it is opaque.
+    """Return the partitions in *assignment*, in its order; None if it is opaque.
 
-    Empty bytes name nothing, whatever the protocol type.
+    Empty bytes contain no partitions, whatever the protocol type.
     """
     if not assignment:
         return ()

@@ -1,10 +1,10 @@
-"""Hard state as a sequence of facts, how each lies in the log, and committed offsets in memory.
+"""Hard state as a sequence of records, their form in the log, and committed offsets in memory.
 
-A committed offset is the same object everywhere: the one that OffsetFetch answers with. It holds
-an int or two and a text, so the garbage collector has nothing to look for in it.
+A committed offset is one object everywhere, from the log to the OffsetFetch answer. Its fields are
+ints and a string, so the garbage collector doesn't track it.
 
 Every record belongs to one group, which is the scope of its log entry. A key is unique within
-(scope, type). Types are Kafka's numbers where Kafka has the record, ours from 1000.
+(scope, type). Type numbers are Kafka's where Kafka has the record, our own from 1000.
 """
 
 import struct
@@ -26,7 +26,7 @@ _encode: Final = msgpack.Encoder().encode
 
 
 class CommittedOffset(NamedTuple):
-    """The next offset to read of one partition, and when it was said."""
+    """The next offset to read of one partition, with the time of its commit."""
 
     offset: int
     leader_epoch: int
@@ -36,11 +36,11 @@ class CommittedOffset(NamedTuple):
 
 
 class StoredOffsets:
-    """What a group has committed for the partitions of one topic.
+    """The committed offsets of a group for the partitions of one topic.
 
     Attributes:
-        offsets: By partition; nobody but `put` and `remove` changes them.
-        curves: Soft: how far the group was behind, None if that was never known.
+        offsets: By partition; only `put` and `remove` change them.
+        curves: Soft: the recent lags; None if no lag was ever known.
     """
 
     __slots__ = ("_committed_ms", "_expire_ms", "_times", "curves", "offsets")
@@ -48,27 +48,24 @@ class StoredOffsets:
     def __init__(self) -> None:
         self.offsets: Offsets = {}
         self.curves: LagCurves | None = None
-        # When the latest commit was that named all partitions that have an offset, and by partition
-        # the times of those that came later.
+        # Time of the latest commit that included all partitions, and the times of later commits by
+        # partition.
         self._committed_ms = 0
         self._times: dict[int, int] = {}
-        # Of those that have an expiry of their own: none that this release writes.
+        # Expiry times by partition, where set explicitly. This release writes none.
         self._expire_ms: dict[int, int] | None = None
 
     def __len__(self) -> int:
-        """Return how many partitions have an offset."""
         return len(self.offsets)
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the partitions."""
         return iter(self.offsets)
 
     def __contains__(self, partition: int) -> bool:
-        """Say whether *partition* has an offset."""
         return partition in self.offsets
 
     def get(self, partition: int) -> CommittedOffset | None:
-        """Return what is committed for *partition*, None if nothing is."""
+        """Return the commit of *partition*, None if there is none."""
         found = self.offsets.get(partition)
         if found is None:
             return None
@@ -80,18 +77,18 @@ class StoredOffsets:
         )
 
     def committed_ms(self, partition: int) -> int:
-        """Return when *partition*, which has an offset, was committed."""
+        """Return the commit time of *partition*, which must have an offset."""
         return self._times.get(partition, self._committed_ms)
 
     def committed_times(self, partitions: Sequence[int]) -> list[int]:
-        """Return the same of each of *partitions*."""
+        """Return the commit time of each of *partitions*."""
         times, common_ms = self._times, self._committed_ms
         if not times:
             return [common_ms] * len(partitions)
         return [times.get(partition, common_ms) for partition in partitions]
 
     def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
-        """Return when *partitions* were committed, and expire; 8 bytes for each in both."""
+        """Return the commit and expiry times of *partitions*, both with 8 bytes per partition."""
         times, common_ms, expiries = self._times, self._committed_ms, self._expire_ms
         count = len(partitions)
         if times:
@@ -104,14 +101,14 @@ class StoredOffsets:
         return committed, struct.pack(f">{count}q", *found)
 
     def values(self) -> Iterator[tuple[int, CommittedOffset]]:
-        """Iterate over the partitions, sorted, with what is committed for each."""
+        """Iterate over the partitions, sorted, with the commit of each."""
         for partition in sorted(self.offsets):
             value = self.get(partition)
             assert value is not None
             yield partition, value
 
     def put(self, offsets: Offsets, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
-        """Store *offsets*, all committed at the same time; return how many of them are new."""
+        """Store *offsets*, committed at the same time; return how many partitions are new."""
         stored = self.offsets
         before = len(stored)
         stored.update(offsets)
@@ -122,7 +119,7 @@ class StoredOffsets:
                 self._times.clear()
         elif self._times or commit_timestamp_ms != self._committed_ms:
             times = self._times
-            for partition in offsets:  # Mostly one.
+            for partition in offsets:  # Usually one.
                 times[partition] = commit_timestamp_ms
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
             self._put_expiry(offsets, expire_timestamp_ms)
@@ -138,7 +135,7 @@ class StoredOffsets:
         self._expire_ms = expiries or None
 
     def remove(self, partition: int) -> bool:
-        """Forget the offset of *partition*; say whether there was one."""
+        """Remove the offset of *partition*; return whether there was one."""
         if self.offsets.pop(partition, None) is None:
             return False
         self._times.pop(partition, None)
@@ -150,22 +147,23 @@ class StoredOffsets:
 OFFSET_COMMITTED: Final = 1
 GROUP_METADATA: Final = 2
 GROUP_GENERATION: Final = 1000
-# The tombstone of a scope: everything of the group that is older is gone, whatever its type.
+# Tombstone of a scope: it deletes all older records of the group, of every type.
 GROUP_DELETED: Final = 1001
 GROUP_RETENTION: Final = 1002
 GROUP_REBALANCED: Final = 1003
 GROUP_OWNED: Final = 1004
 
-# The version that types are written with; older ones are read.
+# Versions that each type is written with; older ones can be read.
 RECORD_VERSION: Final = 0
-OFFSETS_VERSION: Final = 1  # It brought entries that stand for several partitions.
-METADATA_VERSION: Final = 1  # It brought topics_version, and topic_pattern of a member.
-# Only what has members who said who they are is written so: what older code can read, it still can.
+OFFSETS_VERSION: Final = 1  # Since version 1 one entry may stand for several partitions.
+METADATA_VERSION: Final = 1  # Version 1 added topics_version, and topic_pattern of a member.
+# Only groups with authenticated members are written in this version, so that older releases can
+# still read the others.
 OWNED_METADATA_VERSION: Final = 2
 
-# A group's retention: its offsets never expire.
+# Retention of a group whose offsets never expire.
 KEEP_FOR_EVER: Final = -1
-# So many rebalances of a group are kept: number n lies under the key n % this.
+# Number of rebalances kept per group: rebalance n has the key n % this.
 REBALANCES_KEPT: Final = 100
 
 _OFFSET_VERSIONS: Final = (0, 1)
@@ -174,21 +172,21 @@ _INTS: Final = {int}
 
 
 class RecordError(Exception):
-    """An entry of the log that can't be replayed."""
+    """A log entry that can't be replayed."""
 
 
 class UnknownRecord(RecordError):
-    """An entry of a type or version that this code doesn't know: written by a newer one."""
+    """An entry whose type or version this release doesn't know: a newer release wrote it."""
 
 
 class MalformedRecord(RecordError):
-    """An entry of a known type whose key or value has another shape."""
+    """An entry of a known type whose key or value has a wrong shape."""
 
 
 class OffsetsCommitted(Struct, frozen=True, gc=False):
-    """A group is done with everything before these offsets of one topic.
+    """The group committed these offsets of one topic.
 
-    In the log one entry stands for all of them; before version 1 each had an entry of its own.
+    In the log one entry stands for all of them; before version 1 each had its own entry.
     """
 
     group_id: str
@@ -199,7 +197,7 @@ class OffsetsCommitted(Struct, frozen=True, gc=False):
 
 
 class OffsetRemoved(NamedTuple):
-    """What a group had committed for one partition is gone: expired, deleted, or its topic was."""
+    """A committed offset was removed: expired, deleted, or its topic was deleted."""
 
     group_id: str
     topic: str
@@ -218,11 +216,11 @@ class MemberMetadata(NamedTuple):
     subscription: bytes
     assignment: bytes
     topic_pattern: str | None = None
-    principal: str | None = None  # Whose it is; None: of whoever has its id.
+    principal: str | None = None  # Owner of the member; None: any client with its id.
 
 
 class GroupMetadata(NamedTuple):
-    """A generation that was assigned, or an empty group. Without members it is Empty."""
+    """A generation that was assigned, or an Empty group (without members)."""
 
     group_id: str
     protocol_type: str
@@ -231,12 +229,12 @@ class GroupMetadata(NamedTuple):
     leader: str | None
     state_timestamp_ms: int
     members: tuple[MemberMetadata, ...]
-    # The version of the topic registry up to which the assignment is known to be good.
+    # Version of the topic registry up to which the assignment is known to be valid.
     topics_version: int = 0
 
 
 class GroupGeneration(NamedTuple):
-    """A join phase completed: from here on this generation may have been told to anyone."""
+    """A join phase completed: from here on members may have received this generation."""
 
     group_id: str
     generation: int
@@ -244,27 +242,27 @@ class GroupGeneration(NamedTuple):
 
 
 class GroupDeleted(NamedTuple):
-    """The group and everything of it is gone."""
+    """The group was deleted with all its state."""
 
     group_id: str
 
 
 class GroupRetention(NamedTuple):
-    """How long the group's offsets are kept: KEEP_FOR_EVER, or None for the server's setting."""
+    """Retention of the group's offsets: KEEP_FOR_EVER, or None for the server's setting."""
 
     group_id: str
     retention_ms: int | None
 
 
 class GroupOwned(NamedTuple):
-    """Whose the group is; without it, it is the anonymous principal's."""
+    """Owner of the group; without this record the anonymous principal owns it."""
 
     group_id: str
     owner: str
 
 
 class GroupRebalanced(NamedTuple):
-    """A rebalance of the group came to its end."""
+    """A rebalance of the group ended."""
 
     group_id: str
     rebalance: Rebalance
@@ -283,36 +281,36 @@ Record = OffsetsCommitted | _RareRecord
 
 # (type, version, scope, key, value); a value of None is a tombstone.
 EntryFields = tuple[int, int, str, object, object]
-# How a record becomes an entry.
+# Function that turns a record into an entry.
 Writer = Callable[[Any], EntryFields]
 
 
 class Reader(NamedTuple):
-    """How an entry becomes a record.
+    """Function that turns an entry into a record.
 
     Attributes:
-        read: Of scope, key and value; raises TypeError and ValueError.
-        newest: The newest version that it understands.
+        read: Takes scope, key and value; raises TypeError and ValueError.
+        newest: The newest version that it can read.
     """
 
     read: Callable[[str, Any, Any], Any]
     newest: int = 0
 
 
-# What a batch of the log holds: the same behind the distance of the entry from the batch's first.
+# One element of a log batch: the offset relative to the batch's first entry, then EntryFields.
 Item = Sequence[Any]
 
 
 def pack(records: Sequence[Record]) -> tuple[int, bytes]:
-    """Return how many offsets of the log *records* take, and the msgpack array of their entries."""
+    """Return the number of log offsets of *records*, and the msgpack array of their entries."""
     count = 0
     items: list[Item] = []
     for record in records:
-        if type(record) is OffsetsCommitted:  # Nearly all of them.
+        if type(record) is OffsetsCommitted:  # Most records are of this type.
             times = record.commit_timestamp_ms, record.expire_timestamp_ms
             values = record.offsets.values()
             width = len(values)
-            # A load reads an entry with columns of one element in twice the time.
+            # Loading an entry with columns of one element takes twice the time.
             if width == 1:
                 (one,) = values
                 key: object = record.topic, one.partition
@@ -329,14 +327,14 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
 
 
 def _columns(values: Collection[PartitionOffset]) -> tuple[list[int], Any, Any]:
-    """Return offsets, leader epochs and metadata as a wide entry has them: docs/log-format.md."""
+    """Return the columns (offsets, leader epochs, metadata) of a wide entry: docs/log-format.md."""
     epochs = _column([value.leader_epoch for value in values])
     metadata = _column([value.metadata for value in values])
     return [value.offset for value in values], epochs, metadata
 
 
 def _column(values: list[Any]) -> Any:
-    """Return *values*, or the one that all of them are."""
+    """Return *values*, or a single value if all are equal."""
     first = values[0]
     return first if values.count(first) == len(values) else values
 
@@ -368,7 +366,7 @@ def _write_rebalanced(record: GroupRebalanced) -> EntryFields:
     return GROUP_REBALANCED, RECORD_VERSION, record.group_id, key, value
 
 
-# `OffsetsCommitted` is written by `pack` itself.
+# `OffsetsCommitted` is missing because `pack` writes it itself.
 WRITERS: Final[Mapping[type, Writer]] = {
     OffsetRemoved: lambda r: (
         OFFSET_COMMITTED,
@@ -387,13 +385,13 @@ WRITERS: Final[Mapping[type, Writer]] = {
 
 
 def read_item(item: Item) -> Record:
-    """Return the record of an entry as it lies in a batch; arrays may be lists or tuples.
+    """Return the record of a batch element; arrays may be lists or tuples.
 
     Raises:
-        UnknownRecord: A type or version is none of ours.
-        MalformedRecord: A shape is not that of the type.
+        UnknownRecord: The type or version is unknown.
+        MalformedRecord: The key or value has a wrong shape for its type.
     """
-    # Plain names and few calls: a load reads a million.
+    # Inlined, with few calls: a load reads a million entries.
     _, type_, version, scope, key, value = item
     if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
         record: Record = read_by(_READERS, "group", item)
@@ -413,8 +411,8 @@ def read_item(item: Item) -> Record:
 def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:
     """Return the offsets of a wide entry; raises TypeError and ValueError.
 
-    Leader epoch and metadata are each an array with one element per partition, or one value for
-    all.
+    Leader epoch and metadata are each an array with one element per partition, or one value for all
+    partitions.
     """
     offsets, epochs, metadata, commit_ms, expire_ms = value
     kinds = {type(commit_ms), type(expire_ms), *map(type, partitions)}
@@ -433,14 +431,15 @@ def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:
 
 
 def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
-    """Return the record of one entry; raises as `read_item` does."""
+    """Return the record of one entry; raises the errors of `read_item`."""
     return read_item((0, type_, version, scope, key, value))
 
 
 def read_by(readers: Mapping[int, Reader], whose: str, item: Item) -> Any:
-    """Return the record of an entry, by type; raises as `read_item` does, and names *whose* it is.
+    """Return the record of an entry, read by its type; raises the errors of `read_item`.
 
-    The texts show nothing of the value but what a reader says.
+    Error texts name *whose* record it is. They contain parts of the value only if a reader adds
+    them.
     """
     _, type_, version, scope, key, value = item
     try:

@@ -1,8 +1,8 @@
-"""What is asked about topics: the registry's own decisions.
+"""Requests about topics: the decisions of the registry.
 
-What a change means for groups is not decided here: `take_changes` tells the shards of groups
-(see `maintenance`), and when each of them has removed a deleted topic's offsets, the topic is
-forgotten (`forget`).
+Effects on groups are decided elsewhere: `take_changes` returns the changes for the group shards
+(see `maintenance`). A deleted topic is forgotten (`forget`) once every shard has removed its
+offsets.
 """
 
 import bisect
@@ -51,12 +51,12 @@ from protocol.messages import (
 )
 
 PARTITIONS_MAX: Final = 100_000
-# Hosts in the records of one request, and hosts and end offsets in one page of topics: even with
-# the longest names they stay below what a batch of the log, and an answer, can hold.
+# Maximum hosts in the records of one request, and maximum hosts and end offsets in one page of
+# topics. Even with the longest names they fit a batch of the log and an answer.
 REQUEST_HOSTS: Final = 100_000
 PAGE_ITEMS: Final = 10_000
 
-# Changes and topics that an event tells; a request may bring thousands.
+# Maximum number of changes and topics named in an event; a request may contain thousands.
 NAMED_MAX: Final = 10
 
 _OK = ErrorCode.NONE.value
@@ -68,11 +68,11 @@ _Refusal = tuple[ErrorCode, str]
 
 
 class Topics:
-    """What is asked about topics, and what comes of it.
+    """Handlers of requests about topics, and the resulting changes.
 
     Attributes:
-        registry: All of them.
-        handlers: What decides each request.
+        registry: All topics.
+        handlers: The handler of each request type.
         hard_state: See `Registry.hard_state`.
     """
 
@@ -87,24 +87,23 @@ class Topics:
         self._is_loaded = False
         self._sources = EndSources()
         self._changes: list[TopicChange] = []
-        # Versions that were made here, each with the offset in front of which the log has it.
+        # Versions decided by this node, each with the end offset of its batch in the log.
         self._appended: deque[tuple[int, int]] = deque()
 
     def replay(self, record: TopicRecord) -> None:
-        """Apply one record of the log; once it is loaded, another node has decided it just now."""
+        """Apply one record of the log; once loaded, records come from another node."""
         change = self.registry.replay(record)
         if change is not None and self._is_loaded:
             self._changes.append(change)
 
     def loaded(self) -> None:
-        """Start to serve; deletions that were not finished are changes once more."""
+        """Start to serve; unfinished deletions become changes once more."""
         self._is_loaded = True
         self.registry.fold_changes()
         deleted = {one.version for one in self.registry.topics.values() if one.is_deleted}
         self._changes = [c for c in self.registry.changes_since(0) if c.version in deleted]
 
     def reset(self) -> None:
-        """Forget everything."""
         self.registry.reset()
         self._is_loaded = False
         self._sources = EndSources()
@@ -112,19 +111,19 @@ class Topics:
         self._appended.clear()
 
     def kept(self, end_offset: int) -> None:
-        """Note that what was decided is in the log, up to *end_offset*."""
+        """Note that the decisions so far are in the log, up to *end_offset*."""
         self._appended.append((self.registry.version, end_offset))
 
     def take_changes(self, durable_offset: int) -> list[TopicChange]:
-        """Return what the shards of groups must be told, and forget it.
+        """Return and remove the changes that the group shards must apply.
 
-        That is what the log has, which is durable up to *durable_offset*. What groups do about it
-        might come into their logs, and a change into none.
+        Only changes that are durable, up to *durable_offset*, are returned: otherwise the reaction
+        of groups could reach their logs while the change itself is lost.
         """
         registry, appended = self.registry, self._appended
         while appended and appended[0][1] <= durable_offset:
             registry.durable_version, _ = appended.popleft()
-        if not appended:  # What another node has decided was read from the log.
+        if not appended:  # All changes came from the log: another node decided them.
             registry.durable_version = registry.version
         version = registry.durable_version
         changes = list(takewhile(lambda change: change.version <= version, self._changes))
@@ -134,7 +133,7 @@ class Topics:
     # --- deciding ---------------------------------------------------------------------------
 
     def forget(self, purged: Iterable[str], step: Step) -> None:
-        """Forget deleted topics that no group has offsets of any more."""
+        """Forget deleted topics without any remaining offsets of groups."""
         forgotten = []
         for topic in purged:
             known = self.registry.topics.get(topic)
@@ -200,7 +199,7 @@ class Topics:
         *,
         is_observed: bool,
     ) -> tuple[TopicRegistered | None, _Refusal | None]:
-        """Return the record that fulfils *asked* (None: it is so already), or why not."""
+        """Return the record that *asked* needs (None: nothing changes), or the refusal."""
         problem = _registration_problem(asked, known)
         if problem is not None:
             return None, problem
@@ -236,7 +235,7 @@ class Topics:
         hosts: tuple[PartitionHosts, ...],
         owner: str | None,
     ) -> str | None:
-        """Return which total of the node, or of the owner, would be passed, in words."""
+        """Return in words which total of the node, or quota of the owner, would be exceeded."""
         wanted = {
             "topics": 1,
             "topic_partitions": asked.partition_count,
@@ -311,7 +310,7 @@ class Topics:
         return ReportEndOffsetsResponse(_OK, tuple(results))
 
     def _compare(self, step: Step, topic: str, before: EndOffset, end: int) -> None:
-        """Tell of two clients that report the ends of two sources."""
+        """Emit an event if two clients report end offsets of different sources."""
         caller = step.caller
         found = self._sources.changed(
             topic, before.partition, before.end_offset, end, caller, step.now.mono_ms
@@ -333,7 +332,7 @@ class Topics:
     # --- looking ----------------------------------------------------------------------------
 
     def length(self, request: DescribeTopicsRequest) -> int:
-        """Return how many topics and ends `describe` has to look at; of pages, the most."""
+        """Return the number of topics and ends that `describe` reads; for a page the maximum."""
         if request.topics is None:
             return PAGE_ITEMS
         return sum([1 + len(self._ends(request, name)) for name in request.topics])
@@ -341,10 +340,10 @@ class Topics:
     def describe(
         self, request: DescribeTopicsRequest, sees: Callable[[str], bool], max_bytes: int
     ) -> Generator[None, None, DescribeTopicsResponse | None]:
-        """Return topics by list, by pattern, or all, packed, in slices; the latter two by page.
+        """Return topics by list, by pattern, or all, packed, in steps; None: over *max_bytes*.
 
-        The latter two leave out those that whoever asks doesn't see; no name is empty. None: they
-        take more than *max_bytes*.
+        Topics by pattern and all topics come in pages, without those that *sees* rejects; no name
+        is empty.
         """
         if request.topics is not None:
             topics = _Described(max_bytes)
@@ -378,7 +377,7 @@ class Topics:
         items = 0
         for name in names:
             known = self.registry.topics.get(name)
-            if known is None or known.is_deleted or not sees(name):  # It may be gone by now.
+            if known is None or known.is_deleted or not sees(name):  # Deleted since the page began.
                 yield
                 continue
             if len(topics) == request.max_topics or items >= PAGE_ITEMS:
@@ -398,19 +397,18 @@ class Topics:
 
 
 class _Described:
-    """Topics as an answer has them, packed as they are made."""
+    """Topics for an answer, each packed when it is added."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left_bytes = max_bytes
         self._topics: list[Any] = []
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._topics)
 
     @property
     def are_too_large(self) -> bool:
-        """Whether they take more than an answer may."""
+        """Whether they exceed the size of an answer."""
         return self._left_bytes < 0
 
     def add(
@@ -420,7 +418,7 @@ class _Described:
         ends: Mapping[int, EndOffset],
         told_ms: Callable[[EndOffset], int],
     ) -> Generator[None, None, None]:
-        """Add a topic, as it is now; *told_ms* says when an end was last told."""
+        """Add a topic in its current state; *told_ms* returns when an end was last reported."""
         if known is None or known.is_deleted:
             packed = encode(DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ()))
         else:
@@ -439,14 +437,14 @@ class _Described:
         yield
 
     def answer(self, *, has_more: bool) -> DescribeTopicsResponse | None:
-        """Return the answer with all of them, None if they are too large."""
+        """Return the answer with all topics, None if they are too large."""
         if self.are_too_large:
             return None
         return DescribeTopicsResponse(_OK, None, tuple(self._topics), has_more=has_more)
 
 
 def _at_least(told: TopicRegistration, known: Topic | None) -> TopicRegistration:
-    """Return what a consumer told of a topic: nothing that is known gets smaller by it."""
+    """Return a consumer's report of a topic, with at least the known number of partitions."""
     if known is None or not 0 < told.partition_count < known.partition_count:
         return told
     return structs.replace(told, partition_count=known.partition_count)

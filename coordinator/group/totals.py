@@ -1,24 +1,24 @@
-"""What all groups and topics of a node take together, and how much of that is whose. Pure.
+"""Resource usage of all groups and topics of a node, in total and by principal. Pure.
 
 Theory of operation
 ===================
 
-Each limit of a group or of a request leaves open how many of them there are. These numbers bound
-the memory and the log as a whole. They are counted where the state changes, so that they are right
-after a load, too; what is over a limit then stays, and no more is taken.
+Limits of a single group or request don't bound the number of groups. These totals bound the memory
+and the log as a whole. They are counted where the state changes, so that they are right after a
+load, too. State over a limit stays, but no more is accepted.
 
-Everything belongs to a principal: a group and its offsets to who made the group, a topic to who
-registered it, a member to who joined with it. What belongs to nobody in particular, as nobody said
-who he is, belongs to the anonymous principal. So the shares of all principals add up to the totals.
+Each resource belongs to a principal: a group and its offsets to the one that created the group, a
+topic to the one that registered it, a member to the one that joined with it. Resources of
+unauthenticated clients belong to the anonymous principal. The shares of all principals therefore
+add up to the totals.
 
-Counted is what is *left*: to ask whether there is room for more is a look at one number. Quotas
-limit a share, settings the node. Where nobody has to say who he is, there is one share, which
-nothing limits.
+Counted is the amount that is *left*, so that checking for room reads one number. Quotas limit a
+share, settings the node. Without authentication there is one share, without limits.
 
-What somebody takes of the log is what a compaction would leave of it, about (`LogSize`). Topics are
-counted as they change. Of a group it is looked up now and then (`maintenance`), as every commit
-would have to look at the texts that it replaces. Whoever is over that quota gets nothing new at
-all: no group, topic, member or offset, and no longer texts.
+The log usage of a principal is approximately the size of its entries after a compaction
+(`LogSize`). Topics are counted when they change. Groups are measured periodically (`maintenance`),
+because otherwise every commit would have to read the texts that it replaces. A principal over its
+log quota can't create anything: no group, topic, member or offset, and no longer texts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,30 +28,30 @@ from protocol.acls import ANONYMOUS
 
 NO_LIMIT: Final = 2**62
 LOG_BYTES: Final = "log_bytes"
-# So many principals are remembered who may have nothing any more.
+# Maximum number of remembered principals; unused ones are removed beyond it.
 _KEPT: Final = 10_000
 
 
 class LogSize:
-    """What things take in a compacted log: texts as they are, and this much around them."""
+    """Bytes of each item in a compacted log, in addition to its texts."""
 
     GROUP: Final = 96
-    TOPIC: Final = 48  # One that is registered, or that a group has committed.
-    PARTITION: Final = 10  # Of either.
+    TOPIC: Final = 48  # A registered one, or one that a group has committed.
+    PARTITION: Final = 10  # Of either kind of topic.
     MEMBER: Final = 48
     REBALANCE: Final = 96
 
 
 def utf8_bytes(texts: Iterable[str]) -> int:
-    """Return how long *texts* are, all together."""
+    """Return the total length of *texts* in UTF-8, in bytes."""
     return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
 
 
 class Account:
-    """How much of each resource there is, and may be.
+    """Usage and limit of each resource.
 
     Attributes:
-        left: By resource, how much more there may be; negative if it is over the limit.
+        left: By resource, the remaining amount; negative if usage is over the limit.
     """
 
     __slots__ = ("_limits", "left")
@@ -62,7 +62,7 @@ class Account:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """By resource; may be replaced."""
+        """Limits by resource; may be replaced."""
         return self._limits
 
     @limits.setter
@@ -72,20 +72,19 @@ class Account:
         self.left = {resource: limit - used[resource] for resource, limit in limits.items()}
 
     def used(self, resource: str) -> int:
-        """Return how much there is."""
         return self._limits[resource] - self.left[resource]
 
 
 class Totals(Account):
-    """The numbers of one node, by resource.
+    """Usage of one node, by resource.
 
-    groups: in memory; members: of all groups, ids given out included; offsets: committed ones;
+    groups: in memory; members: of all groups, including ids given out; offsets: committed ones;
     topics: registered ones, and deleted ones that are not forgotten; topic_partitions and
-    topic_host_bytes: the partitions of these, and the names of their hosts.
+    topic_host_bytes: the partitions of these topics, and the bytes of their host names.
 
     Attributes:
-        quota: Says how much a principal may have of a resource, None for any number.
-        has_principals: Whether anybody says who he is.
+        quota: Returns a principal's quota of a resource, None if unlimited.
+        has_principals: Whether clients are authenticated.
     """
 
     __slots__ = ("_shares", "has_principals", "quota")
@@ -108,7 +107,7 @@ class Totals(Account):
         self._shares: dict[str, Share] = {}
 
     def share(self, principal: str | None) -> "Share":
-        """Return what is of *principal*; None: of nobody in particular."""
+        """Return the share of *principal*; None: of the anonymous principal."""
         whose = principal or ANONYMOUS
         share = self._shares.get(whose)
         if share is None:
@@ -118,11 +117,11 @@ class Totals(Account):
         return share
 
     def shares(self) -> "list[Share]":
-        """Return those of all principals who have something."""
+        """Return the shares of all principals with any usage."""
         return [share for share in self._shares.values() if share.is_used]
 
     def quotas_changed(self, principal: str | None) -> None:
-        """Put other quotas in force: of *principal*, or of all."""
+        """Apply changed quotas, of *principal* or of all."""
         if principal is None:
             for share in self._shares.values():
                 share.renew()
@@ -130,7 +129,7 @@ class Totals(Account):
             self._shares[principal].renew()
 
     def refusal(self, resource: str, more: int = 1) -> str | None:
-        """Return in words why there can't be so many more, None if there can."""
+        """Return in words why *more* of a resource would exceed the limit, None if it fits."""
         if more <= self.left[resource]:
             return None
         setting = "max." + resource.replace("_", ".")
@@ -138,11 +137,11 @@ class Totals(Account):
 
 
 class Share(Account):
-    """What one principal has of the totals. Whoever adds or removes something counts it here.
+    """Usage of one principal. The code that adds or removes something counts it here.
 
     Attributes:
-        principal: Whose it is.
-        is_over: Whether it takes more of the log than its quota, and gets nothing new.
+        principal: The owner of the resources.
+        is_over: Whether its log usage is over its quota, so that it can't create anything.
     """
 
     __slots__ = ("_totals", "is_over", "principal")
@@ -150,7 +149,7 @@ class Share(Account):
     RESOURCES: Final = (*Totals.RESOURCES, LOG_BYTES)
 
     def __init__(self, totals: Totals, principal: str) -> None:
-        """Use `Totals.share` instead."""
+        """Create a share; only `Totals.share` calls this."""
         super().__init__(dict.fromkeys(self.RESOURCES, NO_LIMIT))
         self._totals = totals
         self.principal = principal
@@ -159,21 +158,21 @@ class Share(Account):
 
     @property
     def is_used(self) -> bool:
-        """Whether there is anything."""
+        """Whether any usage is counted."""
         return self.left != self.limits
 
     def quota(self, resource: str) -> int | None:
-        """Return how much there may be, None for any number."""
+        """Return the quota of a resource, None if unlimited."""
         totals = self._totals
         return totals.quota(self.principal, resource) if totals.has_principals else None
 
     def quota_ratio(self) -> float:
-        """Return how much of the quota is taken that is nearest; -1 if there is none."""
+        """Return the usage of the most used quota as a ratio; -1 without quotas."""
         quotas = {name: self.quota(name) for name in self.RESOURCES}
         return max((self.used(name) / most for name, most in quotas.items() if most), default=-1)
 
     def renew(self) -> None:
-        """Be limited by the quotas of now."""
+        """Apply the current quotas."""
         quota = self.quota(LOG_BYTES)
         self.is_over = quota is not None and self.used(LOG_BYTES) > quota
         if not self.is_over:
@@ -182,26 +181,26 @@ class Share(Account):
             self.limits = {**dict.fromkeys(self.RESOURCES, 0), LOG_BYTES: quota or 0}
 
     def count(self, resource: str, more: int) -> None:
-        """There is so much more, here and in all; less, if it is negative."""
+        """Add *more* (may be negative) to this usage and to the total."""
         self.left[resource] -= more
         self._totals.left[resource] -= more
 
     def count_log(self, more_bytes: int) -> None:
-        """So much more of the log is taken; less, if it is negative."""
+        """Add *more_bytes* (may be negative) to the log usage."""
         self.left[LOG_BYTES] -= more_bytes
         if self.is_over != (self.left[LOG_BYTES] < 0):
             self.renew()
 
     def refusal(self, resource: str, more: int = 1) -> str | None:
-        """Return in words why there can't be so many more, None if there can."""
+        """Return in words why *more* would exceed a quota or a limit, None if it fits."""
         return self.own_refusal(resource, more) or self._totals.refusal(resource, more)
 
     def has_room_for(self, **more: int) -> bool:
-        """Say whether this principal's quotas leave room for so much of each resource."""
+        """Return whether this principal's quotas leave these amounts of each resource."""
         return all(count <= self.left[resource] for resource, count in more.items())
 
     def own_refusal(self, resource: str, more: int = 1) -> str | None:
-        """Return the same, as far as this principal's quotas go."""
+        """Return in words why *more* would exceed this principal's quotas, None if it fits."""
         if more <= self.left[resource]:
             return None
         told = LOG_BYTES if self.is_over else resource

@@ -1,7 +1,8 @@
-"""The users who can log in with a password: their SCRAM credentials.
+"""Users with a password: their SCRAM credentials.
 
-What is kept of a password is what RFC 5802 needs to check it, and nobody can log in with that. Even
-so, salt and keys are in no answer, event or text: only user, mechanism and iterations are.
+The stored part of a password is the one that RFC 5802 needs for the check; logging in with it is
+impossible. Nevertheless salt and keys never appear in an answer, event or text: only user,
+mechanism and iterations do.
 """
 
 import bisect
@@ -34,7 +35,7 @@ from protocol.scram import (
 
 CREDENTIAL: Final = 1021
 USERS_MAX: Final = 100_000
-# Of one answer: with the longest names it stays below what an answer can hold.
+# Maximum users in one answer: it fits even with the longest names.
 PAGE_USERS: Final = 10_000
 
 _OK: Final = ErrorCode.NONE.value
@@ -42,7 +43,7 @@ _Refusal = tuple[ErrorCode, str]
 
 
 class ScramCredential(NamedTuple):
-    """What a password is checked by."""
+    """Data that a password is checked against."""
 
     salt: bytes
     stored_key: bytes
@@ -50,12 +51,12 @@ class ScramCredential(NamedTuple):
     iterations: int
 
     def __repr__(self) -> str:
-        """Keep salt and keys out of every text."""
+        """Return a text without salt and keys."""
         return f"ScramCredential(…, iterations={self.iterations})"
 
 
 class CredentialSet(NamedTuple):
-    """The user logs in with this password from here on."""
+    """The user's password from here on."""
 
     user: str
     mechanism: Mechanism
@@ -63,7 +64,7 @@ class CredentialSet(NamedTuple):
 
 
 class CredentialRemoved(NamedTuple):
-    """The user has no password for this mechanism any more."""
+    """The user no longer has a password for this mechanism."""
 
     user: str
     mechanism: Mechanism
@@ -73,11 +74,11 @@ UserRecord = CredentialSet | CredentialRemoved
 
 
 class Users:
-    """All credentials. `replay` alone changes them.
+    """All credentials; only `replay` changes them.
 
     Attributes:
-        version: Rises with each change.
-        handlers: What decides the requests that change users.
+        version: Incremented by each change.
+        handlers: Handlers of the requests that change users, by request type.
     """
 
     def __init__(self) -> None:
@@ -86,20 +87,18 @@ class Users:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self.version += 1
         self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
-        self._names: list[str] | None = None  # Sorted, once somebody has looked at all.
+        self._names: list[str] | None = None  # Sorted; None before the first full listing.
 
     def loaded(self) -> None:
-        """Start to serve."""
+        """Do nothing: credentials are in force as soon as they are replayed."""
 
     def __len__(self) -> int:
-        """Return how many users there are."""
         return len(self._users)
 
     def replay(self, record: UserRecord) -> None:
-        """Apply one record. It can't fail."""
+        """Apply one record. Never raises."""
         self.version += 1
         user = record.user
         names = self._names
@@ -114,7 +113,7 @@ class Users:
             del names[bisect.bisect_left(names, user)]
 
     def hard_state(self) -> tuple[CredentialSet, ...]:
-        """Return all credentials, by user and mechanism."""
+        """Return all credentials, sorted by user and mechanism."""
         return tuple(
             CredentialSet(user, mechanism, credential)
             for user, credentials in sorted(self._users.items())
@@ -122,7 +121,7 @@ class Users:
         )
 
     def credential(self, name: str, mechanism: str) -> ScramCredential | None:
-        """Return what the password of *name* is checked by, None if there is no such one.
+        """Return the credential of *name* for *mechanism*, None if there is none.
 
         *mechanism* is SASL's name, such as "SCRAM-SHA-256".
         """
@@ -203,10 +202,10 @@ class Users:
     def describe(
         self, request: DescribeUserScramCredentialsRequest, max_bytes: int
     ) -> Generator[None, None, DescribeUserScramCredentialsResponse | None]:
-        """Return users by list, or all, those by page; packed, in slices.
+        """Return the given users, or a page of all, packed, in steps; None: over *max_bytes*.
 
-        A page has those who are there as it begins, and each as he is when it comes to him; who has
-        gone by then is left out. None: they take more than *max_bytes*.
+        A page has the users that exist at its start, each with its state at the time when it is
+        packed; users removed before that are left out.
         """
         if request.users is not None:
             names, has_more = list(dict.fromkeys(request.users)), False
@@ -223,7 +222,7 @@ class Users:
         return DescribeUserScramCredentialsResponse(_OK, None, shown, has_more)
 
     def _sorted(self) -> Generator[None, None, list[str]]:
-        """Return the names sorted; they are kept so from here on, unless some changed meanwhile."""
+        """Return the sorted names, and cache them unless a user changed while they were sorted."""
         version = self.version
         names = yield from in_order(self._users)
         if version == self.version:
