@@ -1,15 +1,17 @@
 """The journal: batches of all partitions in one sequence of segments, one fsync per flush.
 
-Who may call what, from where
-=============================
+Thread safety
+=============
 
-`append`, `take_flush` and `end_offset` belong to one thread (the event loop); `write_flush` runs
-in a worker while the loop goes on appending to the next flush. They share nothing that both
-change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
-`Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
-durable ends, and replaces the manifest as a whole; so does `change_manifest`, which therefore
-runs in that worker, too. `read` and the sizes look at what is durable; each takes its view of
-it at once, and may run in a thread of its own. No file is removed that a read may need.
+`append`, `take_flush` and `end_offset` belong to one thread, the event loop; `write_flush` runs
+in a worker thread while the loop appends to the next flush. No state is changed by both:
+
+* `append` and `take_flush` own the batches that are not yet on disk (`_open`, `_ends`, `_taken`).
+* A `Flush` is handed over and then belongs to the worker.
+* `write_flush` owns the files and the durable ends, and replaces the manifest as a whole.
+  `change_manifest` replaces it, too, and therefore runs in the same worker.
+* `read` and the sizes read durable data only. Each takes its snapshot of the positions at once,
+  and may run in any thread. No file is removed while a read may need it.
 """
 
 from array import array
@@ -70,29 +72,29 @@ from coordinator.log.state_files import (
 
 T = TypeVar("T")
 
-# So much is zeroed at a time, while a flush waits.
+# Bytes zeroed ahead at a time, while a flush waits.
 ZEROS_BYTES: Final = 1024 * 1024
 SEGMENT_BYTES_MIN: Final = 64
-# The index has 32-bit positions; the last flush of a segment may go past the limit, and so may a
-# compaction, up to twice as far.
+# Upper bound of the segment size. The index has 32-bit positions; the last flush of a segment may
+# exceed the size, and a compaction may write up to twice the size.
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 
 class Readers:
-    """The reads that are going on, in any thread: what they read must not be removed.
+    """The current reads, in any thread, whose files must not be removed.
 
-    A read counts from before it looks at the manifest. So whoever has replaced the manifest and
-    then asks for `now` gets every read that may still need an old file.
+    A read registers before it looks at the manifest. Therefore `now`, called after the manifest
+    was replaced, returns every read that may still need an old file.
     """
 
     def __init__(self) -> None:
-        # Whose methods are atomic, each by itself.
+        # A set, because each of its methods is atomic: no lock is needed.
         self._reading: set[int] = set()
         self._numbers = count()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count as a reader. A generator does until it ends, or nobody wants more of it."""
+        """Register a read; a generator stays registered until it ends or is closed."""
         number = next(self._numbers)
         self._reading.add(number)
         try:
@@ -101,24 +103,24 @@ class Readers:
             self._reading.discard(number)
 
     def now(self) -> frozenset[int]:
-        """Return the reads that are going on."""
+        """Return the numbers of the current reads."""
         return frozenset(self._reading.copy())
 
     def any_left(self, of: frozenset[int]) -> bool:
-        """Return whether one of these is still going on."""
+        """Return whether at least one read of *of* is still running."""
         return not of.isdisjoint(self._reading.copy())
 
 
 class Journal:
-    """The log of one node. Opening it recovers it; see `open_folder` for what is refused.
+    """The log of one data folder. Opening recovers it; `open_folder` lists the refusals.
 
     Attributes:
         meta: Cluster id, node id, number of partitions; the leader epoch is already raised.
-        recovery_events: What opening found and did, as (name, fields), for whoever logs.
-        directory: Where the files are.
-        readers: Who reads sealed segments, and keeps them from being removed.
-        live_share: How much of what was not compacted yet is live, 0 to 1, as far as known.
-        used_ballast: The disk was found full, and the ballast given up.
+        recovery_events: Findings and changes of the recovery, as (name, fields), for logging.
+        directory: The data folder.
+        readers: Current reads of sealed segments, which must not be removed.
+        live_share: Estimated live share, 0 to 1, of the data that isn't compacted yet.
+        used_ballast: Whether the disk was full and the ballast was given up.
     """
 
     def __init__(
@@ -137,20 +139,21 @@ class Journal:
         """Lock, check, recover and open the folder.
 
         Args:
-            directory: Where the files are.
-            num_partitions: Offsets partitions; must be what the folder was made with.
-            segment_bytes: A segment is sealed when the next flush would pass this.
-            node_id: Must be what the folder was made with.
+            directory: The data folder.
+            num_partitions: Offsets partitions; must be the number that the folder was made with.
+            segment_bytes: A segment is sealed when the next flush would exceed this size.
+            node_id: Must be the id that the folder was made with.
             new_cluster_id: Called once, at the first start.
-            new_secret: Called once, too, or when a folder of format 1 is opened: 16 random bytes.
-            leader_epoch_at_least: By the clock, or what an operator says.
+            new_secret: Called at the first start, or when a folder of format 1 is opened; returns
+                16 random bytes.
+            leader_epoch_at_least: Lower bound from the clock or an operator.
             cluster_id: Must be the folder's; "" takes any.
-            zeros_bytes: So much of the newest segment is zeroed at a time, for flushes to come.
+            zeros_bytes: Bytes of the newest segment that are zeroed at a time for later flushes.
 
         Raises:
-            LogRefused: The folder can't be served; nothing in it was changed.
+            LogRefused: The folder can't be served; its files were not changed.
             LogFailed: The disk failed.
-            ValueError: A setting is out of its bounds.
+            ValueError: An argument is out of its bounds.
         """
         if not 1 <= num_partitions <= PARTITIONS_MAX:
             message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
@@ -190,9 +193,9 @@ class Journal:
         self._taken, self._taken_base = opened.active.end, opened.active.base
         self._roll_wanted = False
         self._open = self._next_flush()
-        # Sealed segment -> its end offsets, so that `read` opens no index for nothing.
+        # Sealed segment -> its end offsets, so that `read` opens no index without need.
         self._sealed_ends: dict[str, dict[int, int]] = {}
-        # One packer for all: making one costs more than packing an ordinary commit.
+        # One packer for all batches: making one costs more than packing an ordinary commit.
         self._pack = msgpack.Packer(autoreset=True).pack
         if self._manifest.segments[-1].format != FORMAT:
             try:
@@ -203,47 +206,47 @@ class Journal:
 
     @property
     def key(self) -> FlushKey:
-        """What the headers of this folder's batches are made with."""
+        """Secret that authenticates the headers of this folder's batches."""
         assert self.meta.key is not None
         return self.meta.key
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that every batch of this run carries."""
+        """Leader epoch of every batch of this run."""
         return self.meta.leader_epoch
 
     @property
     def compacted_below(self) -> dict[int, int]:
-        """Per partition, the offset below which a stream of changes can't start."""
+        """Partition -> offset below which a stream of changes can't start."""
         return dict(self._manifest.compacted_below)
 
     @property
     def open_bytes(self) -> int:
-        """Bytes that were appended and not yet taken by a flush."""
+        """Bytes of the batches that were appended and not yet taken by `take_flush`."""
         return self._open.size_bytes
 
     @property
     def size_bytes(self) -> int:
-        """The size of the durable batches in all segments."""
+        """Size of the durable batches in all segments."""
         return data_bytes(self._manifest.segments) + self._active.data_bytes
 
     @property
     def live_bytes(self) -> int:
-        """About what compaction would keep; all, until there was one."""
+        """Estimate of the bytes that a compaction would keep; all, before the first one."""
         clean_bytes, dirty_bytes = sealed_sizes(self._manifest.segments)
         return clean_bytes + int(self.live_share * (dirty_bytes + self._active.data_bytes))
 
     @property
     def manifest(self) -> Manifest:
-        """What the segments are; replaced as a whole, never changed."""
+        """List of the segments; replaced as a whole, never changed in place."""
         return self._manifest
 
     def end_offset(self, partition: int) -> int:
-        """Return the offset that the partition's next entry will get."""
+        """Return the offset of the partition's next entry."""
         return self._ends.get(partition, 0)
 
     def load(self) -> JournalReplay:
-        """Return one pass over what is durable, in the order of the journal."""
+        """Return one pass over the durable batches, in the order of the journal."""
         newest_bytes = self._active.data_bytes
         return JournalReplay(
             self.directory,
@@ -254,30 +257,30 @@ class Journal:
         )
 
     def load_partition(self, partition: int) -> PartitionReplay:
-        """Return one pass over what is durable of one partition."""
+        """Return one pass over the durable batches of one partition."""
         segments = self._segments_with(partition, 0)
         return PartitionReplay(self.directory, partition, segments, self.size_bytes)
 
     def append(self, partition: int, entries: Sequence[Entry], timestamp_ms: int) -> int:
-        """Put one batch into the open flush, in memory only.
+        """Add one batch to the open flush, in memory only.
 
         Args:
             partition: An offsets partition or `NODE_PARTITION`.
-            entries: At least one; they are kept together.
+            entries: At least one; a crash keeps all of them or none.
             timestamp_ms: Wall clock, for retention.
 
         Returns:
             The partition's end offset with this batch: durable once a flush's `ends` reach it.
 
         Raises:
-            BatchTooLarge: Nothing was changed.
+            BatchTooLarge: The batch is over `BATCH_BYTES_MAX`; the journal is unchanged.
             LogFailed: The log failed earlier, or is closed.
         """
         items, num_keys = numbered(entries)
         return self.append_packed(partition, num_keys, self._pack(items), timestamp_ms)
 
     def append_packed(self, partition: int, count: int, packed: bytes, timestamp_ms: int) -> int:
-        """Do as `append` does, with entries for *count* keys, packed as a batch has them."""
+        """Do as `append`, with the entries of *count* keys packed as in a batch."""
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
         if not count:
@@ -295,14 +298,14 @@ class Journal:
         return end_offset
 
     def want_roll(self) -> int:
-        """Let the next flush seal the segment, if it has data; return the position up to which."""
+        """Let the next flush seal the segment, if it has data; return the position of its end."""
         self._roll_wanted = self._taken > self._taken_base
         return self._taken
 
     def take_flush(self) -> Flush | None:
-        """Seal what was appended since the last call; None if that is nothing.
+        """Return the batches appended since the last call; None if there is nothing to do.
 
-        Every flush that is taken must be written, in order.
+        A flush may be empty if a roll was requested. Every flush must be written, in order.
         """
         roll_wanted, self._roll_wanted = self._roll_wanted, False
         taken = self._open
@@ -322,11 +325,11 @@ class Journal:
         return OpenFlush(self._taken, self.meta.leader_epoch, self.key)
 
     def write_flush(self, flush: Flush) -> None:
-        """Write and sync *flush*; when this returns, it survives. Blocks: not for the event loop.
+        """Write and sync *flush*: durable when this returns. Blocks, so not for the event loop.
 
         Raises:
-            LogFailed: A write or fsync failed, now or earlier. What reached the disk is unknown,
-                nothing in or behind this flush may be acknowledged, and the process must end.
+            LogFailed: A write or fsync failed, now or earlier. The state on disk is unknown. No
+                batch of this or a later flush may be acknowledged, and the process must end.
         """
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
@@ -347,19 +350,21 @@ class Journal:
         self._note_durable(flush)
 
     def check_ours(self) -> None:
-        """See that the folder is still this process's. Call it before acknowledging a flush.
+        """Check that this process still has the lock. Call it after a sync, before acknowledging.
 
-        Another process opens a folder by locking it first and reading it afterwards. So whatever
-        was synced before a look that finds our own lock, that process has read: it may be
-        acknowledged. A look before the sync would prove nothing.
+        Another process opens a folder by locking it first and reading it afterwards. If this
+        check finds our own lock, any such process will read all that was synced before the check:
+        it may be acknowledged. A check before the sync would prove nothing.
 
         Raises:
-            LogFailed: It isn't, or two looks failed. Nothing may be acknowledged any more; the
-                process must end.
+            LogFailed: The lock is lost, or two checks failed. No batch may be acknowledged any
+                more; the process must end.
         """
         if self._failure is not None:
             return
-        for _ in range(2):  # A moment without answers may be over; the event loop can't wait.
+        # The second try is for a file system that fails for a moment. No sleep between the tries:
+        # the event loop can't wait.
+        for _ in range(2):
             try:
                 if self.directory.is_ours():
                     return
@@ -376,9 +381,10 @@ class Journal:
     ) -> Generator[Batch, None, None]:
         """Yield the durable batches of one partition from the one that holds *from_offset*.
 
-        The first batch may begin below it. Sealed segments are read through their index. With
-        *max_bytes* it ends after the batch for which so much was read of the disk; batches of
-        other partitions that lie between count too. It yields one batch at least, if there is one.
+        The first batch may begin below *from_offset*. Sealed segments are read through their
+        index. With *max_bytes*, the generator ends after the batch with which that many bytes
+        were read from disk, batches of other partitions in between included; at least one batch
+        is yielded, if there is one.
 
         Raises:
             LogCorrupt: Damage.
@@ -390,11 +396,11 @@ class Journal:
     def change_manifest(self, change: Callable[[Directory, Manifest], Manifest]) -> None:
         """Replace the manifest by the one that *change* has written and returns.
 
-        Where `write_flush` runs, between two flushes. It may only change what is sealed. It is
-        called twice if there is no room, and OSError is raised if it ends without room again: then
-        the manifest is as it was.
+        Call it in the thread of `write_flush`, between two flushes. *change* may change sealed
+        segments only, and is called again, after the ballast was given up, if the disk is full.
 
         Raises:
+            OSError: The disk was full both times; the manifest is unchanged.
             LogFailed: As for `write_flush`.
         """
         if self._failure is not None:
@@ -411,11 +417,13 @@ class Journal:
             self._sealed_ends.pop(name, None)
 
     def lacks_ballast(self) -> bool:
-        """Say whether `take_ballast` would have something to do."""
+        """Return whether the ballast is incomplete and there is room for it."""
         return self._failure is None and lacks_ballast(self.directory)
 
     def take_ballast(self) -> None:
-        """Be ready for a start on a full disk, now that there is room. Where `write_flush` runs.
+        """Write the ballast again, the reserve for a start on a full disk.
+
+        Call it in the thread of `write_flush`.
 
         Raises:
             LogFailed: As for `write_flush`.
@@ -430,14 +438,14 @@ class Journal:
             raise LogFailed(f"a write or fsync of the ballast failed: {exc}") from exc
 
     def close(self, *, clean: bool) -> None:
-        """Give the files and the lock back; idempotent.
+        """Close the files and release the lock; idempotent.
 
         Args:
-            clean: Write the marker of a clean stop. Only when all flushes were written;
-                after a failure no marker is written whatever this says.
+            clean: Write the marker of a clean stop; all flushes must have been written. After a
+                failure of the log no marker is written in any case.
 
         Raises:
-            RuntimeError: *clean*, and something appended was never written.
+            RuntimeError: *clean* is set, and an appended batch was never written.
             LogFailed: The marker can't be written; the files are closed all the same.
         """
         if self._closed:
@@ -467,19 +475,19 @@ class Journal:
     def _write(self, data: bytes) -> None:
         """Write and sync *data* behind the batches.
 
-        Without room each byte is written again in its place: none was acknowledged, and whatever a
-        crash leaves is a torn tail, or all of it. One call that writes and syncs doesn't tell which
-        of the two found no room; after a sync, too, all that it may have lost is written again, as
-        everything before *data* was on disk.
+        If the disk is full, all of *data* is written again in the same place. This is safe: none
+        of it was acknowledged, and a crash leaves a torn tail or all of it. `write_synced` doesn't
+        tell whether its write or its sync found no room; a failed sync may have lost bytes of
+        *data* only, as everything before was on disk, and these are written again.
         """
         self._zero_ahead(len(data))
         active = self._active
         self._in_room(partial(active.file.write_synced, data, active.data_bytes))
 
     def _in_room(self, step: Callable[[], T]) -> T:
-        """Take *step*; if the disk was full, once more in the room of the ballast.
+        """Call *step*; if the disk is full, remove the ballast and call it again.
 
-        A *step* that has ended without room can be begun anew, up to a sync that failed.
+        *step* must be repeatable after it failed for lack of room, unless a sync failed.
         """
         try:
             return step()
@@ -492,16 +500,16 @@ class Journal:
         return step()
 
     def _zero_ahead(self, flush_bytes: int) -> None:
-        """Write and sync zeros for this flush and those that follow, unless there are enough.
+        """Write and sync zeros for this flush and later ones, unless there are enough.
 
-        A flush that overwrites them needs no new blocks, and the file no new size: its sync is one
-        of data only.
+        A flush that overwrites zeros needs no new blocks and doesn't change the file's size, so
+        its sync writes data only, no metadata.
         """
         active = self._active
         end_bytes = active.data_bytes + flush_bytes
         if end_bytes <= active.zeroed_bytes or not active.is_zeroed:
             return
-        # A share of what is free: they must not be what fills the disk.
+        # At most a 64th of the free space: the zeros must not fill the disk.
         ahead_bytes = min(self._zeros_bytes, free_bytes(self.directory) // 64)
         upto_bytes = min(end_bytes + ahead_bytes, self._segment_bytes)
         if upto_bytes <= end_bytes:
@@ -512,7 +520,7 @@ class Journal:
         except OSError as exc:
             if exc.errno not in NO_ROOM or isinstance(exc, SyncFailed):
                 raise
-            # Give back what there was, and do without.
+            # Free the blocks again, and continue without zeros.
             active.file.truncate(start_bytes)
             active.is_zeroed = False
         else:
@@ -522,8 +530,8 @@ class Journal:
         active = self._active
         offset = flush.start - active.base
         end = flush.start + len(flush.data)
-        # In this order: a reader in another thread, which looks at the positions first, finds none
-        # that lies beyond the data.
+        # In this order: a reader in another thread reads the positions first, and so finds none
+        # that lies beyond `data_bytes`.
         active.end = end
         for partition, position in flush.batches:
             positions = active.positions.get(partition)
@@ -534,17 +542,18 @@ class Journal:
         self._durable.put(end)
 
     def _roll(self) -> None:
-        """Seal the active segment and begin one behind it.
+        """Seal the active segment and begin a new one.
 
-        Sealed and synced, then the new file and its name, then the manifest: a crash between any
-        two of them finds either the old segment as the newest, or the new one, empty.
+        The order is: seal and sync the old file, create the new file and sync its name, write the
+        manifest. After a crash between any two steps the newest segment is the old one, or the
+        new one, empty.
         """
         old, manifest, ends = self._active, self._manifest, dict(self._durable_ends)
         info = manifest.segments[-1]
         index = Index(old.base, old.end, ends, old.positions, manifest.cluster_id, info.format)
 
         def seal_and_create() -> tuple[str, File]:
-            # Zeros that are left would stand between the index and the end.
+            # Zeros that are left would follow the index, which must be the end of the file.
             old.file.truncate(old.data_bytes)
             old.file.write(encode_footer(index), old.data_bytes)
             old.file.sync()
@@ -564,14 +573,15 @@ class Journal:
             raise
         old.file.close()
         self._sealed_ends[old.name] = ends
-        # In this order: a reader that sees the new segment also sees the old one listed as sealed.
+        # In this order: a reader that finds the new segment also finds the old one sealed.
         self._manifest = manifest
         self._active = ActiveSegment(name, old.end, old.end, {}, file)
 
     def _segments_with(self, partition: int, from_offset: int) -> Iterator[IndexedSegment]:
-        """Yield the segments that have batches of *partition* at *from_offset* or behind it."""
+        """Yield the segments that have batches of *partition* at or behind *from_offset*."""
         with self.readers.reading():
-            # The newest segment first: if it is sealed between the two, the manifest lists it too.
+            # Read the newest segment before the manifest: if it is sealed in between, the manifest
+            # lists it, too, and the loop skips it by its name.
             active = self._active
             manifest = self._manifest
             newest = active.positions.get(partition, array("I"))[:]
