@@ -1,25 +1,26 @@
-"""Opens a data folder: a first start, a clean stop, or what a crash left.
+"""Opens a data folder: at a first start, after a clean stop, or after a crash.
 
-The order of a run's life, and why a crash between any two steps is harmless:
+The order of the steps, and why a crash between any two of them is harmless:
 
-* First start: segment, manifest, and the meta file last. Without a meta file nothing was ever
-  acknowledged, so what is there (empty segments only) is made anew. With it, a manifest must be
-  there.
-* Nothing is changed before everything was checked; a refusal leaves the folder as it was.
-* After an unclean stop the newest segment's valid part goes to a new file that is synced before
-  the manifest names it. Until then the old file is the truth, and from then on the new one.
-* What the manifest doesn't name is put into quarantine, the subfolder `aside`.
+* First start: segment, manifest, and the meta file last. Without a meta file no batch was ever
+  acknowledged, so the files that exist (empty segments only) are made anew. With it, a manifest
+  must exist.
+* Nothing is changed before everything was checked; a refusal leaves the folder unchanged.
+* After an unclean stop the newest segment's valid part is copied to a new file, which is synced
+  before the manifest names it. Until then the old file counts, from then on the new one.
+* Files that the manifest doesn't name are put into quarantine, the subfolder `aside`.
 * The marker of a clean stop is removed, durably, before the first batch can be written.
 
-A full disk prevents no start. Where little is free, a start leaves nothing behind, however often it
-is killed: the newest segment is written over itself instead of copied, what is cut off isn't saved,
-and the manifest is left for the next one who changes it. What is written then, meta and durable,
-needs one block at a time. If there is none, the ballast is thrown off: a file that is there for
-nothing else. If there is no ballast either, the block of `durable` serves; a name says meanwhile
-what was in it.
-What was begun is begun anew each time, as after a crash. At its end a start takes as much of the
-ballast again as the next one needs; the rest is for what groups write without being asked. All of
-it is taken when there is room again.
+A full disk prevents no start. With little free space, a start leaves no files behind, however often
+it is killed: the newest segment is overwritten in place instead of copied, a torn tail isn't saved,
+and the manifest is written only with its next change. The start then writes only the meta
+file and `durable`, which need one block at a time. If no block is free, the ballast is removed, a
+file that exists only for this. Without ballast, the block of `durable` is used; until that file is
+written again, the name of an empty file holds its position.
+
+Each such try begins anew, as after a crash. At its end a start writes at least as much ballast as
+the next start needs (`START_BYTES`); the rest of the ballast is for entries that groups write
+without a request. The whole ballast is written when there is room again.
 """
 
 import contextlib
@@ -66,22 +67,23 @@ from coordinator.log.state_files import (
 )
 
 QUARANTINE: Final = "aside"
-# For the state files, and then for what groups write without being asked, such as that a member
-# is gone: new data is refused on a full disk.
+# Size of the ballast in bytes: room for the state files, and then for entries that groups write
+# without a request, such as the end of a member. New data is refused on a full disk.
 BALLAST_BYTES: Final = 256 * 1024
-# What a start needs of it: a block of the file system, of which 64 KiB is the largest.
+# Ballast that a start needs, in bytes: one block of the file system, 64 KiB at most.
 START_BYTES: Final = 64 * 1024
-# With less free than this, a start takes nothing that a kill would leave behind.
+# With less free space than this, in bytes, a start creates no file that a kill would leave behind.
 ROOMY_BYTES: Final = 8 * BALLAST_BYTES
 LEADER_EPOCH_MAX: Final = 2**31 - 1
-# What may be asked for: each start takes one more, and behind the last one there is none.
+# Highest leader epoch that an operator may ask for. Each start takes the next one, and no start is
+# possible after LEADER_EPOCH_MAX.
 LEADER_EPOCH_ASKED_MAX: Final = 2**30
 
 RecoveryEvent = tuple[str, dict[str, object]]
 
 
 class Expected(NamedTuple):
-    """What the settings say the folder must be."""
+    """Properties that the folder must have according to the settings."""
 
     num_partitions: int
     node_id: int
@@ -92,10 +94,10 @@ class Expected(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """What of the newest segment can be read. `data` ends before the zeros that were written ahead.
+    """Readable part of the newest segment. `data` ends before the zeros that were written ahead.
 
-    Zeros behind the batches are no damage. A write of which nothing reached the disk leaves them,
-    too; if one was lost that had been acknowledged, the file `durable` tells.
+    Zeros behind the batches are no damage. A write that didn't reach the disk at all also leaves
+    zeros; the file `durable` shows whether an acknowledged write was lost.
     """
 
     data: bytes
@@ -130,8 +132,8 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
     """Check, recover and open a locked folder, with the leader epoch raised and on disk.
 
     Raises:
-        LogRefused: See the subclasses; the folder is as it was.
-        OSError: The disk fails; nothing was acknowledged from this open.
+        LogRefused: See the subclasses; the folder is unchanged.
+        OSError: The disk fails; the folder can be opened again.
     """
     opened = _open_in_what_room_there_is(directory, expected)
     take_ballast(directory)
@@ -155,19 +157,19 @@ def _open_in_what_room_there_is(directory: Directory, expected: Expected) -> Ope
 
 
 def lacks_ballast(directory: Directory) -> bool:
-    """Say whether there is room for more ballast than is there."""
+    """Return whether the ballast is incomplete and there is room for all of it."""
     return _ballast_bytes(directory) != BALLAST_BYTES and free_bytes(directory) >= ROOMY_BYTES
 
 
 def _ballast_bytes(directory: Directory) -> int:
-    """Return the size of the ballast, -1 for none; a whole one if it can't be seen now."""
+    """Return the size of the ballast; -1 without one, `BALLAST_BYTES` if the disk fails."""
     with contextlib.suppress(OSError):
         return directory.size(BALLAST_NAME) if directory.exists(BALLAST_NAME) else -1
     return BALLAST_BYTES
 
 
 def free_bytes(directory: Directory) -> int:
-    """Return what is free on the disk; 0 if that can't be seen at the moment."""
+    """Return the free space of the disk; 0 if the system call fails."""
     try:
         return directory.free_bytes()
     except OSError:
@@ -175,17 +177,17 @@ def free_bytes(directory: Directory) -> int:
 
 
 def take_ballast(directory: Directory) -> None:
-    """Have all of the ballast, or what a start needs of it where little is free.
+    """Write all of the ballast, or `START_BYTES` of it if little is free.
 
     Raises:
-        OSError: The disk fails; a full one doesn't count.
+        OSError: The disk fails; a full disk is no error.
     """
     is_roomy = free_bytes(directory) >= ROOMY_BYTES
     size_bytes = _ballast_bytes(directory)
     if size_bytes == BALLAST_BYTES or (size_bytes == START_BYTES and not is_roomy):
         return
     if size_bytes >= 0:
-        directory.remove(BALLAST_NAME)  # Too little, or a crash came between.
+        directory.remove(BALLAST_NAME)  # Too small, or incomplete after a crash.
     try:
         file = directory.create(BALLAST_NAME)
         try:
@@ -210,7 +212,7 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
         return _first_start(directory, names, expected)
     meta, manifest, stop, end_offsets, newest = check_folder(directory, names, expected)
 
-    # From here on the folder is changed.
+    # The folder is changed only from here on.
     is_old = not manifest.cluster_id
     manifest = manifest._replace(cluster_id=meta.cluster_id)
     listed = frozenset(segment.name for segment in manifest.segments)
@@ -218,7 +220,7 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
     events: list[RecoveryEvent] = [
         ("log.file_moved_aside", {"file": name, "moved_to": target}) for name, target in moved
     ]
-    # The folder is synced before the next manifest, which no longer knows them, is written.
+    # `quarantine_unlisted` has synced their removal, so the next manifest need not list them.
     manifest = manifest._replace(dispensable=())
     is_tight |= free_bytes(directory) < ROOMY_BYTES + len(newest.data)
     if stop is None:
@@ -254,7 +256,7 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
 def create_segment(
     directory: Directory, base: int, serial: int, content: bytes = b""
 ) -> tuple[str, File]:
-    """Make a segment that is durable under its name; the manifest doesn't know it yet."""
+    """Create a segment, durable under its name, that the manifest doesn't list yet."""
     name = segment_name(base, serial)
     file = directory.create(name)
     try:
@@ -264,7 +266,7 @@ def create_segment(
         directory.sync()
     except BaseException:
         file.close()
-        # No manifest names it yet. On a full disk, each try to start would leave another one.
+        # Unlisted yet. On a full disk, each try to start would leave another file.
         with contextlib.suppress(OSError):
             directory.remove(name)
         raise
@@ -273,7 +275,7 @@ def create_segment(
 
 def _first_start(directory: Directory, names: list[str], expected: Expected) -> Opened:
     check_unused(directory, names)
-    # What an interrupted first start left: empty segments, and a manifest of empty segments.
+    # An interrupted first start leaves empty segments, and a manifest of empty segments.
     for name in names:
         if name.endswith((SEGMENT_SUFFIX, TEMPORARY_SUFFIX)):
             directory.remove(name)
@@ -326,10 +328,10 @@ def _copy_newest(
 def _rewrite_newest(
     directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
 ) -> tuple[File, Manifest]:
-    """Write what is valid of the newest segment over itself, for lack of room for a copy.
+    """Overwrite the newest segment with its own valid part, as there is no room for a copy.
 
-    It was read from the medium, so each sector is the same before and after: a crash may come at
-    any moment. What is cut off was never acknowledged.
+    The bytes were read from the medium, so each sector is the same before and after, and a crash
+    at any moment is harmless. The bytes that are cut off were never acknowledged.
     """
     info = manifest.segments[-1]
     if newest.torn:
@@ -359,7 +361,7 @@ def checked_epoch(leader_epoch: int) -> int:
     """Return *leader_epoch*.
 
     Raises:
-        LogRefused: It is over the limit.
+        LogRefused: The epoch is over `LEADER_EPOCH_MAX`.
     """
     if leader_epoch > LEADER_EPOCH_MAX:
         message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
@@ -368,10 +370,10 @@ def checked_epoch(leader_epoch: int) -> int:
 
 
 def check_unused(directory: Directory, names: list[str]) -> None:
-    """See that a folder without a meta file was never served from.
+    """Check that a folder without a meta file was never in use.
 
     Raises:
-        LogRefused: It was, or it isn't a data folder.
+        LogRefused: The folder was in use, or is no data folder.
     """
     for name in names:
         if is_state_file(name) or name.endswith(TEMPORARY_SUFFIX) or name.startswith("."):
@@ -398,12 +400,12 @@ def check_unused(directory: Directory, names: list[str]) -> None:
 
 
 def check_folder(directory: Directory, names: list[str], expected: Expected | None) -> Checked:
-    """Check everything but the data of the sealed segments, of a folder with a meta file.
+    """Check a folder that has a meta file: everything but the data of the sealed segments.
 
     Args:
         directory: The folder, locked.
-        names: Its files.
-        expected: None takes any folder.
+        names: Names of its files.
+        expected: None accepts any folder.
 
     Raises:
         LogRefused: See the subclasses.
@@ -500,7 +502,7 @@ def _read_newest(
     stop: CleanStop | None,
 ) -> Newest:
     if stop is None:
-        # What a killed process wrote, or a failed fsync left behind, may be in memory only.
+        # Writes of a killed process, or before a failed fsync, may be in the page cache only.
         directory.drop_cache(info.name)
     data = directory.read(info.name)
     newest = _scan(data, info, end_offsets, meta)
@@ -567,7 +569,7 @@ def _scan(data: bytes, info: SegmentInfo, end_offsets: dict[int, int], meta: Met
         assert last is not None
         ends[partition] = decode_batch(data, last).end_offset
     rest = data[position:].rstrip(b"\0")
-    # A crash between sealing the segment and listing the next one leaves a whole index behind.
+    # A crash between sealing the segment and listing the next one leaves a complete index here.
     torn = bool(rest) and decode_footer(rest) is None
     return Newest(data[: position + len(rest)], position, positions, ends, torn)
 
@@ -578,12 +580,12 @@ def quarantine_unlisted(
     listed: frozenset[str],
     dispensable: frozenset[str] = frozenset(),
 ) -> list[tuple[str, str]]:
-    """Move what of *names* isn't *listed* in the manifest to the quarantine.
+    """Move the files of *names* that aren't *listed* in the manifest to the quarantine.
 
-    What was only being written, or is *dispensable*, is removed; hidden files are left alone.
+    Temporary and *dispensable* files are removed; state files and hidden files stay.
 
     Returns:
-        Old and new names of what was moved.
+        Old and new names of the moved files.
     """
     moved = []
     for name in names:
@@ -598,13 +600,13 @@ def quarantine_unlisted(
     if moved:
         directory.sync(QUARANTINE)
     if moved or dispensable:
-        # Before a manifest is written that no longer knows the dispensable ones.
+        # Sync before a manifest is written that doesn't list the dispensable files any more.
         directory.sync()
     return moved
 
 
 def quarantine_bytes(directory: Directory, name: str, content: bytes) -> str:
-    """Write *content* to a new file in the quarantine, durably; return its name."""
+    """Write *content* durably to a new file in the quarantine; return the file's name."""
     target = _free_name(directory, name)
     file = directory.create(target)
     try:

@@ -1,10 +1,11 @@
-"""Reads the log back: all of it or one partition, without holding up the event loop for long.
+"""Reads the log back, all of it or one partition, without blocking the event loop for long.
 
-A load goes in two steps that take turns. `fetch` reads the next piece of the files; it blocks, so
-it runs in a thread. `batches` checks and unpacks what was fetched, a batch at a time, so whoever
-takes them can let others run after any of them. A large batch is yielded in parts, for the same
-reason; nobody is served what is half loaded. Who only wants the entries takes `portions`, which are
-many batches at once: what is done for each one is most of the cost of small batches.
+A load alternates between two steps. `fetch` reads the next piece of the files; it blocks, so it
+runs in a thread. `batches` checks and unpacks that piece, one batch at a time, so the caller can
+yield to other tasks after each batch. A large batch is yielded in parts for the same reason; this
+is safe, as no request is answered from a log that isn't completely loaded. A caller that needs the
+entries only uses `portions`, which combine many batches: for small batches, most of the cost is
+per batch.
 """
 
 from array import array
@@ -43,16 +44,16 @@ from coordinator.log.format import (
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
 
-# A portion ends with the batch, or the part of one, that makes it so many keys: few, so that they
-# are still in the processor's cache when they are replayed.
+# Keys after which a portion ends, at the end of a batch or of a part of one. Few, so that the
+# entries are still in the processor's cache when they are replayed.
 PORTION_KEYS: Final = 200
 
-# By partition, entries in their order; partitions don't look at one another.
+# Partition -> entries in their order. The order between partitions is lost; it doesn't matter.
 Gathered = defaultdict[int, list[Item]]
 
 
 class IndexedSegment(NamedTuple):
-    """A segment, the bytes of its batches, and where those of one partition begin."""
+    """A segment, the size of its batches, and the byte positions of one partition's batches."""
 
     name: str
     data_bytes: int
@@ -63,7 +64,7 @@ class Replay(Protocol):
     """One pass over a part of the log.
 
     Attributes:
-        total_bytes: What there is to read.
+        total_bytes: Size of the data to read.
         ends: Partition -> offset behind the last entry that was yielded.
     """
 
@@ -72,13 +73,13 @@ class Replay(Protocol):
 
     @property
     def done_bytes(self) -> int:
-        """What was read and yielded."""
+        """Bytes read and yielded so far."""
 
     def fetch(self) -> None:
-        """Read the next piece; once there is none, `at_end` is true. Blocks.
+        """Read the next piece, or set `at_end` if there is none. Blocks.
 
         Raises:
-            LogCorrupt: Damage; what was yielded before must not be served.
+            LogCorrupt: Damage; requests must not be answered from the entries yielded before.
             LogFailed: A file can't be read.
         """
 
@@ -87,21 +88,21 @@ class Replay(Protocol):
         """Whether everything was yielded."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what was fetched; to be taken to its end before the next `fetch`.
+        """Yield the fetched batches; exhaust the iterator before the next `fetch`.
 
         Raises:
-            LogCorrupt: As above.
+            LogCorrupt: As for `fetch`.
         """
 
     def portions(self) -> Iterator[tuple[Gathered, int]]:
-        """Yield instead the entries alone, many at a time, and how many keys they stand for.
+        """Yield, instead of batches, the entries of many of them and the number of their keys.
 
-        They are there until the next portion is taken. Raises as `batches` does.
+        The yielded dict is cleared when the next portion is taken. Raises as `batches`.
         """
 
 
 def all_batches(replay: Replay) -> Iterator[Batch]:
-    """Yield everything, for whoever may be held up."""
+    """Yield all batches of *replay*; blocks while reading."""
     replay.fetch()
     while not replay.at_end:
         yield from replay.batches()
@@ -117,10 +118,10 @@ def read_from(
     """Yield the batches of one partition from the one that holds *from_offset*.
 
     Args:
-        directory: Where the files are.
-        segments: Where the partition's batches are.
-        from_offset: The first batch may begin below it.
-        max_bytes: End after the batch for which so much was read of the disk.
+        directory: The data folder.
+        segments: The segments that have batches of the partition.
+        from_offset: Lowest offset that is wanted; the first batch may begin below it.
+        max_bytes: Bytes read from disk after which to end; None: no limit.
 
     Raises:
         LogCorrupt: Damage.
@@ -157,11 +158,11 @@ class SegmentReplay:
         """Begin at byte 0.
 
         Args:
-            directory: Where the file is.
-            segment: The row of the manifest.
-            size_bytes: Where its batches end.
+            directory: The data folder.
+            segment: The segment as the manifest lists it.
+            size_bytes: Size of its batches.
             num_partitions: Offsets partitions of the folder.
-            ends: Partition -> end offset; moves along with what is yielded.
+            ends: Partition -> end offset; updated with each batch.
         """
         self.total_bytes = size_bytes
         self.done_bytes = 0
@@ -171,7 +172,7 @@ class SegmentReplay:
         self._num_partitions = num_partitions
         self._ends = ends
         self._window = b""
-        self._is_checked = False  # The window is one large batch, and its checksum is right.
+        self._is_checked = False  # The window is one large batch whose checksum was verified.
 
     @property
     def at_end(self) -> bool:
@@ -179,7 +180,7 @@ class SegmentReplay:
         return self.done_bytes >= self.total_bytes
 
     def fetch(self) -> None:
-        """Read the next window, or the whole of a batch that is larger."""
+        """Read the next window; if its first batch is larger, all of that batch."""
         left = self.total_bytes - self.done_bytes
         if not left:
             return
@@ -191,26 +192,26 @@ class SegmentReplay:
             size_bytes = PREFIX_BYTES + length
             if len(window) < size_bytes <= left and length <= LENGTH_MAX:
                 window = self._directory.read(name, position, size_bytes)
-                # Here, in a thread, and not in the event loop.
+                # Computed here, in the thread, to keep the crc of a large batch off the event loop.
                 self._is_checked = crc32(memoryview(window)[PREFIX_BYTES:]) == crc
                 if not self._is_checked:
                     raise damaged(name, position, self.total_bytes)
         self._window = window
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches that are whole in the window."""
+        """Yield the batches that are complete in the window."""
         return self._read(None)
 
     def portions(self) -> Iterator[tuple[Gathered, int]]:
-        """Yield their entries."""
+        """Yield the entries of the batches that are complete in the window."""
         gathered: Gathered = defaultdict(list)
         for num_keys in self._read(gathered):
             yield gathered, num_keys
             gathered.clear()
 
     def _read(self, gathered: Gathered | None) -> Iterator[Any]:
-        """Yield batches, or with *gathered* how many keys the entries stand for that came there."""
-        # This loop is most of the cost of reading small batches, so it calls little.
+        """Yield batches; with *gathered*, append the entries to it and yield numbers of keys."""
+        # Most of the cost of reading small batches is this loop, so it makes few calls.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked = len(window), self._is_checked
         last_at = size_bytes - HEADER.size
@@ -245,7 +246,7 @@ class SegmentReplay:
             if (
                 items
                 and gathered is not None
-                # `is_wide` written out.
+                # Inlined `is_wide`.
                 and not ((key := items[0][4]) and type(key[-1]) is tuple)
             ):
                 ends[partition] = offset + 1
@@ -265,7 +266,7 @@ class SegmentReplay:
         yield from self._leave_window(at, num_gathered)
 
     def _unpacked(self, at: int, end: int, short: Items | None) -> tuple[Items, int, int]:
-        """Return the entries of a batch of the window; *short* is what was read of it, if it is."""
+        """Return the entries of a batch in the window, as `unpack_items`; *short* if given."""
         has_gaps = self.segment.compacted
         try:
             if short:
@@ -278,7 +279,7 @@ class SegmentReplay:
     def _read_parts(
         self, at: int, end: int, gathered: Gathered | None, num_gathered: int
     ) -> Generator[Any, None, int]:
-        """Read a batch of the window in parts, as `_read` does; return what is gathered then."""
+        """Read a batch of the window in parts, as `_read`; return the new *num_gathered*."""
         _, _, format_, partition, epoch, offset, _, time_ms = HEADER.unpack_from(self._window, at)
         packed = self._window[at + HEADER_BYTES_OF[format_] : end]
         has_gaps = self.segment.compacted
@@ -314,7 +315,7 @@ class SegmentReplay:
         self.done_bytes += read_bytes
 
     def _check_gap(self, position: int, partition: int, offset: int) -> None:
-        """Let compaction leave a gap; it never goes back."""
+        """Raise LogCorrupt if offsets go back, or have a gap though nothing was compacted."""
         expected = self._ends.get(partition, 0)
         if offset < expected or not self.segment.compacted:
             raise LogCorrupt(
@@ -343,16 +344,16 @@ class JournalReplay:
         self._newest_bytes = newest_bytes
         self._num_partitions = num_partitions
         self._read_index = read_index
-        self._before_bytes = 0  # Of the segments that were read.
+        self._before_bytes = 0  # Size of the segments that were read completely.
         self._current: SegmentReplay | None = None
 
     @property
     def done_bytes(self) -> int:
-        """What was yielded."""
+        """Bytes yielded so far."""
         return self._before_bytes + (self._current.done_bytes if self._current else 0)
 
     def fetch(self) -> None:
-        """Read the next window, of the next segment if this one is at its end."""
+        """Read the next window, from the next segment if this one is at its end."""
         try:
             while self._current is None or self._current.at_end:
                 if self._current is not None:
@@ -374,22 +375,20 @@ class JournalReplay:
         self._before_bytes += replay.total_bytes
         self._current = None
         if replay.segment.end is not None:
-            # Compaction may have dropped the last entries of a partition.
+            # A compaction may have dropped the last entries of a partition.
             self.ends.update(self._read_index(replay.segment).end_offsets)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what was fetched."""
         assert self._current is not None
         return self._current.batches()
 
     def portions(self) -> Iterator[tuple[Gathered, int]]:
-        """Yield its entries."""
         assert self._current is not None
         return self._current.portions()
 
 
 class PartitionReplay:
-    """Reads what is durable of one partition, through the index of each segment."""
+    """Reads the durable batches of one partition, through the index of each segment."""
 
     def __init__(
         self,
@@ -398,8 +397,8 @@ class PartitionReplay:
         segments: Iterable[IndexedSegment],
         total_bytes: int,
     ) -> None:
-        """Begin with the first of *segments*, which says where the batches of *partition* are."""
-        self.total_bytes = total_bytes  # Of all partitions: the index knows no sizes.
+        """Begin with the first of *segments*, which have the positions of *partition*'s batches."""
+        self.total_bytes = total_bytes  # Of all partitions, as the index has no sizes.
         self.done_bytes = 0
         self.at_end = False
         self._directory = directory
@@ -411,7 +410,7 @@ class PartitionReplay:
         self.ends = {partition: 0}
 
     def fetch(self) -> None:
-        """Read about a window's worth of batches; their checksums are right."""
+        """Read batches of about `WINDOW_BYTES` in all, and verify their checksums."""
         self._fetched = []
         try:
             while not self._fetched:
@@ -437,7 +436,6 @@ class PartitionReplay:
         self.done_bytes += reader.read_bytes - before_bytes
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what was fetched."""
         for raw, window in self._fetched:
             end = self.ends[self._partition]
             if raw.partition != self._partition or raw.base_offset < end:
@@ -450,7 +448,6 @@ class PartitionReplay:
                 yield batch
 
     def portions(self) -> Iterator[tuple[Gathered, int]]:
-        """Yield its entries."""
         gathered: Gathered = defaultdict(list)
         num_gathered = 0
         for batch in self.batches():

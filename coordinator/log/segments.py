@@ -1,4 +1,4 @@
-"""A segment file: read batch by batch, checked, and written whole."""
+"""Segment files: readers that check batch by batch, and a writer for complete segments."""
 
 import bisect
 import errno
@@ -25,20 +25,20 @@ from coordinator.log.format import (
 from coordinator.log.state_files import SegmentInfo
 
 WINDOW_BYTES: Final = 1024 * 1024
-# So much is written and synced at a time: a sync of a whole segment would hold up those of the
-# journal for as long as the disk takes for it.
+# Bytes written and synced at a time. A sync of a whole segment would delay the journal's syncs for
+# as long as the disk takes for it.
 PIECE_BYTES: Final = 1024 * 1024
 _BASE_OFFSET_FIELD: Final = 5
 
 
 @dataclass(slots=True)
 class ActiveSegment:
-    """The newest segment. `end` and `positions` speak only of what is on disk.
+    """The newest segment. `end` and `positions` cover durable batches only.
 
     Attributes:
-        base: The journal position of its first byte.
-        end: The journal position behind its last durable batch.
-        zeroed_bytes: Up to this byte of the file zeros are on disk, behind the batches.
+        base: Journal position of the first byte.
+        end: Journal position behind the last durable batch.
+        zeroed_bytes: Byte of the file at which the zeros behind the batches end, on disk.
         is_zeroed: Whether more zeros are written when these are used up.
     """
 
@@ -52,12 +52,12 @@ class ActiveSegment:
 
     @property
     def data_bytes(self) -> int:
-        """How many bytes of batches it has."""
+        """Size of the durable batches."""
         return self.end - self.base
 
 
 def damaged(name: str, position: int, size_bytes: int) -> LogCorrupt:
-    """Return what to raise where the batch at byte *position* can't be read."""
+    """Return the error for an unreadable batch at byte *position*."""
     return LogCorrupt(
         f"segment {name}: the batch at byte {position} of {size_bytes} is damaged, "
         "and it was complete once; a repair would lose acknowledged data"
@@ -70,16 +70,16 @@ class SegmentReader:
     def __init__(self, directory: Directory, name: str, size_bytes: int) -> None:
         self.name = name
         self.size_bytes = size_bytes
-        self.read_bytes = 0  # What was read of the disk so far, headers aside.
+        self.read_bytes = 0  # Bytes read from disk so far, without `first_at_or_before`.
         self._directory = directory
         self._start = 0
         self._window = b""
 
     def at(self, position: int) -> tuple[RawBatch, bytes]:
-        """Return the batch at byte *position* and the buffer its `start` and `end` refer to.
+        """Return the batch at byte *position*, and the buffer its `start` and `end` refer to.
 
         Raises:
-            LogCorrupt: There is no valid batch.
+            LogCorrupt: No valid batch begins at *position*.
         """
         offset = position - self._start
         if offset >= 0:
@@ -113,9 +113,9 @@ class SegmentReader:
 
 
 class FlushChain:
-    """Checks that the batches of a segment are in the place where their flushes were written.
+    """Checks that the batches of a segment are at the positions their flushes were written to.
 
-    A checksum can't tell that bytes were removed, repeated, or came from another segment.
+    A checksum can't detect that bytes were removed, repeated, or copied from another segment.
     """
 
     def __init__(self, segment: SegmentInfo, num_partitions: int) -> None:
@@ -124,11 +124,11 @@ class FlushChain:
         self._flush_start: int | None = None
 
     def check(self, position: int, raw: RawBatch) -> None:
-        """Take the batch at byte *position*.
+        """Check the next batch, *raw* at byte *position*.
 
         Raises:
-            LogIncompatible: A newer release wrote it.
-            LogCorrupt: It does not belong here.
+            LogIncompatible: A newer release wrote the batch.
+            LogCorrupt: The batch does not belong here.
         """
         if raw.format > FORMAT:
             message = f"is of format {raw.format}, and this release reads up to {FORMAT}"
@@ -157,7 +157,7 @@ def read_footer(directory: Directory, segment: SegmentInfo) -> Index:
     """Return the index of a sealed segment.
 
     Raises:
-        LogCorrupt: The file isn't as long as the manifest says, or its index is damaged.
+        LogCorrupt: No valid index follows the size of data that the manifest says.
     """
     assert segment.data_bytes is not None
     size_bytes = directory.size(segment.name)
@@ -176,24 +176,24 @@ def read_footer(directory: Directory, segment: SegmentInfo) -> Index:
 
 
 class SegmentWriter:
-    """Writes a segment that nobody appends to: batches, synced in pieces, and perhaps an index.
+    """Writes one complete segment: batches, synced in pieces, and an index if it is sealed.
 
     Each method that writes may raise OSError.
 
     Attributes:
-        data_bytes: Of the batches that were added.
-        written_bytes: What of the file is on disk.
+        data_bytes: Size of the batches that were added.
+        written_bytes: Bytes of the file that are on disk.
     """
 
     def __init__(
         self, directory: Directory, name: str, *, leave_free_bytes: int | None = None
     ) -> None:
-        """Make the file *name*.
+        """Create the file *name*.
 
         Args:
-            directory: Where.
-            name: Usually a temporary one; it isn't synced.
-            leave_free_bytes: With less room than this on the disk a compaction fails.
+            directory: The data folder.
+            name: Usually a temporary name; the folder isn't synced.
+            leave_free_bytes: Writes fail with ENOSPC if they leave less than this free on disk.
         """
         self.data_bytes = 0
         self.written_bytes = 0
@@ -205,7 +205,7 @@ class SegmentWriter:
         self._pending_bytes = 0
 
     def add(self, partition: int, pieces: Sequence[bytes]) -> None:
-        """Append one batch, which is in *pieces*."""
+        """Append one batch, given as *pieces* to be joined."""
         self._positions.setdefault(partition, array("I")).append(self.data_bytes)
         size_bytes = sum(map(len, pieces))
         self._pieces += pieces
@@ -235,7 +235,7 @@ class SegmentWriter:
             self.close()
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Close the file without syncing; idempotent."""
         self._file.close()
 
     def _write_out(self) -> None:
