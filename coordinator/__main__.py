@@ -1,4 +1,4 @@
-"""``group-coordinator``, also ``python -m coordinator``: says what an installation lacks."""
+"""Entry point of ``group-coordinator`` and ``python -m coordinator``; names missing packages."""
 
 import sys
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ from typing import Final
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.runtime import stop_signals
 
-# The modules of the extra "server".
+# Modules that only the extra "server" installs.
 SERVER_ONLY: Final = frozenset(
     {
         "click",
@@ -25,11 +25,11 @@ SERVER_ONLY: Final = frozenset(
 
 
 def main() -> None:
-    """Run the command line; end with one line, not a traceback, if a package isn't there."""
+    """Run the command line; if a package is missing, exit with one line, not a traceback."""
     if sys.argv[1:2] == ["serve"]:
         stop_signals.catch()
     try:
-        # Here, as it needs the extra; its commands import more when they are run.
+        # Imported here, as it needs the extra; each command imports more when it runs.
         from coordinator.cli.main import main as command_line  # noqa: PLC0415
 
         command_line(prog_name="group-coordinator")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def explained(exc: ImportError) -> str | None:
-    """Return what to do about a failed import; None if it is a mistake of this package."""
+    """Return how to fix a failed import; None if the cause is a bug of this package."""
     missing = (exc.name or "").partition(".")[0]
     if missing in SERVER_ONLY:
         return f"{missing} isn't installed: pip install 'group-coordinator[server]'"

@@ -1,23 +1,23 @@
-"""Every event that the daemon logs: its name, its level, its keys, and what it says.
+"""Catalogue of the events that the daemon logs: name, level, keys and meaning of each.
 
-Names and keys are stable: collectors and alerts go by them. docs/logs.md has this table, and the
-tests hold every line that a daemon writes to it.
+Names and keys are stable, as collectors and alerts depend on them. docs/logs.md has the same
+table, and tests check each line that a daemon writes against the catalogue.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-# What every line has beside the keys of its event; the last one only those of a cluster's nodes.
+# Keys of every line, in addition to those of its event; node_id only on a node of a cluster.
 COMMON_KEYS: Final = ("event", "level", "timestamp", "node_id")
 
 
 class EventKind(NamedTuple):
-    """One line of the catalogue.
+    """One event of the catalogue.
 
     Attributes:
-        keys: What the line says besides, in the order of the documentation.
-        optional: Those of them that may be missing.
+        keys: Keys in addition to `COMMON_KEYS`, in the order of the documentation.
+        optional: The keys that may be missing.
     """
 
     name: str
@@ -28,7 +28,7 @@ class EventKind(NamedTuple):
 
 
 def _kind(name: str, level: str, keys: str, meaning: str) -> EventKind:
-    """Return the kind whose *keys* are words, optional ones with a question mark."""
+    """Return a kind; *keys* are separated by spaces, optional ones end with a question mark."""
     words = keys.split()
     optional = frozenset(word[:-1] for word in words if word.endswith("?"))
     return EventKind(name, level, meaning, tuple(w.removesuffix("?") for w in words), optional)
@@ -395,7 +395,7 @@ CATALOGUE: Final = (
         "name of one topic, so no lag of it is right. Once a topic and ten minutes, and once a "
         "second.",
     ),
-    # --- who may do what ---
+    # --- authorization ---
     _kind(
         "acl.added", "info", "count rules by", "Rules of access are in force; the first in words."
     ),
@@ -488,15 +488,15 @@ _BY_NAME: Final = {kind.name: kind for kind in CATALOGUE}
 
 
 def level_of(name: str) -> int:
-    """Return the level of an event as a number; an unknown one is told as info."""
+    """Return the level of an event as a number; that of info for an unknown event."""
     kind = _BY_NAME.get(name)
     return LEVELS["info" if kind is None else kind.level]
 
 
 def problem_of(line: Mapping[str, object], level: str | None = None) -> str | None:
-    """Return what is wrong with a logged *line*, None for nothing.
+    """Return the deviation of a logged *line* from the catalogue; None if there is none.
 
-    *level* is the line's, where it isn't among its keys.
+    *level* is the level of the line if it isn't among its keys.
     """
     name = str(line["event"])
     kind = _BY_NAME.get(name)

@@ -1,41 +1,41 @@
-"""Names that others made up: how they are shown, and which one somebody may have meant."""
+"""Names chosen by users or clients: how to show them, and suggestions for a misspelled one."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-# No name of a group, a topic or a setting is longer; what is longer resembles none of them.
+# Longest name of a group, a topic or a setting, in characters. A longer text resembles none.
 NAME_CHARS_MAX: Final = 255
-# In an error that quotes it, the rest of a name only hides what is wrong.
+# Characters of a name that an error quotes; more would hide what is wrong.
 QUOTED_CHARS_MAX: Final = 100
-# Comparing with so many names takes a moment; with all of a large cluster's it may take seconds.
+# Known names compared with a misspelled one. More, as in a large cluster, may take seconds.
 COMPARED_MAX: Final = 10_000
 SUGGESTIONS_MAX: Final = 3
-# So much of a name may be all that somebody remembers; with less it is any of them.
+# Shortest beginning of a name, in characters, for which longer names are suggested.
 _BEGINNING_CHARS_MIN: Final = 3
 
 
 def escaped(text: str) -> str:
-    """Return *text* for a terminal, which must not obey what others have made up."""
+    """Return *text*, escaped unless all of it is printable, so that a terminal can't obey it."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def shortened(name: str) -> str:
-    """Return *name* for a sentence: escaped, and cut where it is very long."""
+    """Return *name* escaped, and cut to `QUOTED_CHARS_MAX` characters, for use in a sentence."""
     shown = escaped(name)
     return shown if len(shown) <= QUOTED_CHARS_MAX else shown[:QUOTED_CHARS_MAX] + "…"
 
 
 def quoted(name: str) -> str:
-    """Return the same in quotes."""
+    """Return `shortened` *name* in single quotes."""
     return f"'{shortened(name)}'"
 
 
 def did_you_mean(name: str, known: Iterable[str], shown: Callable[[str], str] = quoted) -> str:
-    """Return a question to put behind an error about *name*, empty if no other name is near."""
+    """Return a question to append to an error about *name*; "" if no known name is similar."""
     if len(name) > NAME_CHARS_MAX:
         return ""
-    # It takes a while to import, and hardly any command needs it.
+    # Imported here, because the import is slow and hardly any command needs it.
     from difflib import get_close_matches  # noqa: PLC0415
 
     others = (other for other in islice(known, COMPARED_MAX) if other != name)

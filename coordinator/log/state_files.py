@@ -1,25 +1,26 @@
-"""The small files beside the segments: meta, manifest, clean and durable.
+"""State files beside the segments: meta, manifest, clean, durable, and the ballast.
 
-`meta`, `manifest` and `clean` (the marker of a clean stop) are two lines of text each, so that an
-operator can read them: one of JSON, one with the crc32 of the first. They are replaced whole
-(write, fsync, rename, fsync the folder), so that a crash leaves the old one or the new one;
-anything else is damage.
+`meta`, `manifest` and `clean` (the marker of a clean stop) have two lines of text each, so that an
+operator can read them: JSON, and the crc32 of the first line. They are replaced as a whole (write,
+fsync, rename, fsync the folder), so that a crash leaves the old file or the new one; any other
+content is damage.
 
-`durable` says up to which position the journal was on disk, at least. It is needed because the end
-of the newest segment can be cut off, and what is left is a valid log. After a clean stop `clean`
-tells; after any other stop this does. It is overwritten in place behind each flush and not synced,
-so a process that is killed leaves the last value, and a power cut perhaps an older one: what it
-says was true, whichever is found. A folder of format 2 that wasn't closed is never without it.
+`durable` holds a position up to which the journal was on disk, as a lower bound. It detects a
+newest segment whose end was cut off, as the rest is a valid log. After a clean stop `clean` holds
+the end, after any other stop only `durable` does. It is overwritten in place behind each flush and
+not synced: after a kill it has the last value, after a power cut perhaps an older one, and both
+are true. A folder of format 2 that wasn't closed always has this file.
 
     u64 position | u32 crc32 of that | u64 position | u32 crc32 of that
 
-A store in memory is torn by a kill, or by a write of the page meanwhile. So each replaces the older
-of two records, and the highest valid one counts. Older builds wrote one record.
+A kill, or the kernel writing the page to disk, can tear a store to mapped memory. Therefore each
+store replaces the older of two records, and the highest valid record counts. Older builds wrote
+one record.
 
-While a start writes it, or has given up its block on a full disk, an empty file named
-`durable-<position>` says the same: a name takes no room.
+While a start writes `durable`, or has given up its block on a full disk, the name of an empty file,
+`durable-<position>`, holds the position: a name takes no block.
 
-`ballast` has no content that matters: it is room, for a start on a disk that is full.
+`ballast` has no meaningful content: it reserves room for a start on a full disk.
 """
 
 import json
@@ -38,7 +39,7 @@ MANIFEST_NAME: Final = "manifest"
 CLEAN_NAME: Final = "clean"
 DURABLE_NAME: Final = "durable"
 BALLAST_NAME: Final = "ballast"
-# What is in the folder was moved into a cluster, and goes on there.
+# Marker of a folder whose groups were moved into a cluster; no daemon serves it any more.
 MOVED_NAME: Final = "moved"
 STATE_NAMES: Final = frozenset(
     {LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME, BALLAST_NAME, MOVED_NAME}
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 
 class Meta(NamedTuple):
-    """Whose data folder this is. `key` is None in one of format 1, which had none."""
+    """Identity of a data folder. `key` is None in format 1, which had no secret."""
 
     format: int
     cluster_id: str
@@ -71,8 +72,8 @@ class Meta(NamedTuple):
 class SegmentInfo(NamedTuple):
     """A segment as the manifest lists it; the newest one isn't sealed and has no end yet.
 
-    `base` and `end` are journal positions. In a compacted segment there is less data than
-    between them, and every flush_start is 0. `format` is that of its batches.
+    `base` and `end` are journal positions. A compacted segment may have less data than the
+    stretch between them, and every flush_start in it is 0. `format` is the format of its batches.
     """
 
     name: str
@@ -84,20 +85,20 @@ class SegmentInfo(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Bytes of batches in the sealed segments: those that were compacted, and the others."""
+    """Bytes of batches in sealed segments, compacted (clean) or not (dirty)."""
 
     clean_bytes: int
     dirty_bytes: int
 
 
 class Manifest(NamedTuple):
-    """The live segments, oldest first, and what compaction has forgotten.
+    """The segments in use, oldest first, and the effects of compactions.
 
-    `compacted_below` has for a partition the offset below which tombstones were dropped: a
-    stream of changes can't start below it. `next_serial` numbers files, so no name is used twice.
-    `dispensable` names files that a crash may leave and nobody needs: what a compaction was about
-    to bring in, or has replaced. The start removes them. `cluster_id` is that of the meta file, so
-    that the files of two folders can't be mixed; "" in a manifest of before it was kept here.
+    `compacted_below` maps a partition to the offset below which tombstones were dropped: a stream
+    of changes can't start below it. `next_serial` numbers the files, so that no name is used twice.
+    `dispensable` lists files that a crash may leave and the next start removes: the outputs that a
+    compaction was about to install, or the sources that it has replaced. `cluster_id` is the one
+    of the meta file, so that mixed files of two folders are detected; "" in older manifests.
     """
 
     segments: tuple[SegmentInfo, ...]
@@ -108,33 +109,33 @@ class Manifest(NamedTuple):
 
 
 class CleanStop(NamedTuple):
-    """Where the journal ended when it was closed in good order."""
+    """Newest segment and end of the journal at a clean stop."""
 
     segment: str
     end: int
 
 
 def is_state_file(name: str) -> bool:
-    """Return whether the file is one of those that are described here."""
+    """Return whether *name* is the lock, a state file, or a name that holds a durable position."""
     return name in STATE_NAMES or _NOTED.fullmatch(name) is not None
 
 
 def data_bytes(segments: Iterable[SegmentInfo]) -> int:
-    """Return how many bytes of batches are in sealed segments."""
+    """Return the size of the batches in the sealed ones of *segments*."""
     return sum([segment.data_bytes or 0 for segment in segments])
 
 
 def sealed_sizes(segments: Sequence[SegmentInfo]) -> Sizes:
-    """Return how much of the sealed ones of *segments* was compacted, and how much not."""
+    """Return the compacted and the other bytes in the sealed ones of *segments*."""
     clean_bytes = data_bytes(segment for segment in segments if segment.compacted)
     return Sizes(clean_bytes, data_bytes(segments) - clean_bytes)
 
 
 def first_serial(cluster_id: str) -> int:
-    """Return the number of a cluster's first segment.
+    """Return the serial number of a cluster's first segment.
 
-    Each cluster counts from a number of its own, so that a segment copied from the folder of
-    another one has another name than all of ours: it is moved aside and replaces nothing.
+    Each cluster counts from its own number, so that a segment copied from another cluster's folder
+    has a different name than all segments here: it is moved aside and replaces none of them.
     """
     return zlib.crc32(cluster_id.encode())
 
@@ -145,7 +146,6 @@ def segment_name(base: int, serial: int) -> str:
 
 
 def encode_meta(meta: Meta) -> bytes:
-    """Return the meta file's bytes."""
     assert meta.key is not None
     body = meta._asdict()
     del body["key"]
@@ -153,11 +153,11 @@ def encode_meta(meta: Meta) -> bytes:
 
 
 def decode_meta(data: bytes) -> Meta:
-    """Read a meta file.
+    """Return the content of a meta file.
 
     Raises:
-        LogCorrupt: It is damaged.
-        LogIncompatible: A newer release wrote it.
+        LogCorrupt: The file is damaged.
+        LogIncompatible: A newer release wrote the file.
     """
 
     def build(body: dict[str, Any]) -> Meta:
@@ -177,7 +177,6 @@ def write_meta(directory: Directory, meta: Meta) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "segments": [segment._asdict() for segment in manifest.segments],
@@ -191,12 +190,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Read a manifest; raises as `decode_meta` does."""
+    """Return the content of a manifest. Raises as `decode_meta`."""
     return _decode(
         MANIFEST_NAME,
         data,
         lambda body: Manifest(
-            # One of format 1 doesn't say the format of its segments.
+            # A manifest of format 1 doesn't record the format of its segments.
             tuple(SegmentInfo(**{"format": 1, **segment}) for segment in body["segments"]),
             {int(k): v for k, v in body["compacted_below"].items()},
             body["next_serial"],
@@ -217,12 +216,12 @@ def write_clean_stop(directory: Directory, stop: CleanStop) -> None:
 
 
 def decode_clean_stop(data: bytes) -> CleanStop:
-    """Read the marker of a clean stop; raises as `decode_meta` does."""
+    """Return the content of the marker of a clean stop. Raises as `decode_meta`."""
     return _decode(CLEAN_NAME, data, lambda body: CleanStop(body["segment"], body["end"]))
 
 
 def write_whole(directory: Directory, name: str, data: bytes) -> None:
-    """Replace the file *name* so that a crash leaves the old one or the new one, whole."""
+    """Replace the file *name* durably; a crash leaves the old or the new content, complete."""
     temporary = name + TEMPORARY_SUFFIX
     directory.remove(temporary)
     file = directory.create(temporary)
@@ -242,7 +241,7 @@ def encode_durable(position: int) -> bytes:
 
 
 def decode_durable(data: bytes) -> int:
-    """Return the position that the content of `durable` vouches for. Raises LogCorrupt."""
+    """Return the highest position of a valid record in `durable`. Raises LogCorrupt."""
     size = _POSITION.size + _CRC.size
     records = (data[:size], data[size:]) if len(data) == 2 * size else (data,)
     found: list[int] = []
@@ -256,12 +255,12 @@ def decode_durable(data: bytes) -> int:
 
 
 def read_durable(directory: Directory, names: list[str], meta: Meta | None) -> int:
-    """Return the folder's durable position, 0 if no file has to say one.
+    """Return the folder's durable position; 0 if there is none and none is required.
 
-    Folders of format 1 may never have had the file, and after a clean stop `clean` says more.
+    A folder of format 1 may never have had the file, and after a clean stop `clean` is enough.
 
     Raises:
-        LogCorrupt: The file is damaged, or missing.
+        LogCorrupt: The file is damaged, or is missing where it is required.
         OSError: The disk fails.
     """
     found = [int(match[1]) for match in map(_NOTED.fullmatch, names) if match]
@@ -273,7 +272,7 @@ def read_durable(directory: Directory, names: list[str], meta: Meta | None) -> i
 
 
 def note_durable(directory: Directory, position: int) -> None:
-    """Note *position* durably in the name of an empty file. Raises OSError."""
+    """Record *position* durably in the name of an empty file. Raises OSError."""
     name = f"{DURABLE_NAME}-{position:020d}"
     if not directory.exists(name):
         directory.create(name).close()
@@ -281,7 +280,11 @@ def note_durable(directory: Directory, position: int) -> None:
 
 
 def write_durable(directory: Directory, position: int) -> None:
-    """Replace the file `durable` durably, and then what was noted in names. Raises OSError."""
+    """Replace the file `durable` durably, then remove the files of `note_durable`.
+
+    Raises:
+        OSError: The disk fails.
+    """
     write_whole(directory, DURABLE_NAME, 2 * encode_durable(position))
     for name in filter(_NOTED.fullmatch, directory.names()):
         directory.remove(name)
@@ -289,17 +292,17 @@ def write_durable(directory: Directory, position: int) -> None:
 
 
 class DurablePosition:
-    """The file `durable` of a folder that is being written to."""
+    """The file `durable` while the journal is written."""
 
     def __init__(self, directory: Directory, position: int) -> None:
         """Begin at *position*, which is on disk. Raises OSError."""
         write_durable(directory, position)
         self._file = directory.open_overwrite(DURABLE_NAME)
         self._newest = encode_durable(position)
-        self._is_second = False  # Where the newest record is.
+        self._is_second = False  # Whether the newest record is the second one of the file.
 
     def put(self, position: int) -> None:
-        """Note that the journal is on disk up to *position*."""
+        """Record that the journal is on disk up to *position*; not synced."""
         newest, older = encode_durable(position), self._newest
         self._is_second = not self._is_second
         # The older record stays where it is: the same bytes stored over themselves tear nothing.
@@ -307,7 +310,6 @@ class DurablePosition:
         self._newest = newest
 
     def close(self) -> None:
-        """Give the file back."""
         self._file.close()
 
 

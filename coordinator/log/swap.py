@@ -1,16 +1,17 @@
-"""Plans a compaction of a journal, and puts its outputs in the place of their sources.
+"""Plans a compaction of a journal, and replaces the sources by the outputs.
 
-`Journal.change_manifest` gives each step the folder and the manifest, and keeps the manifest that
-it returns. The steps, in this order:
+`Journal.change_manifest` calls each step with the folder and the manifest, and keeps the manifest
+that the step returns. The steps, in this order:
 
-1. `announce`: the manifest that is written knows the outputs as dispensable.
-2. `install`: they are renamed, and the folder synced; then the manifest that lists them is written,
-   and knows the sources as dispensable.
-3. `remove`, when nobody reads the sources any more; then `forget`.
+1. `announce`: write a manifest that lists the outputs as dispensable.
+2. `install`: rename the outputs and sync the folder; then write a manifest that has the outputs as
+   its segments and lists the sources as dispensable.
+3. `remove`, when the sources aren't read any more; then `forget`.
 
-A crash up to the rename of the second manifest leaves the old state: the outputs, whatever they are
-called, are removed by the next start. From then on it leaves the new one, and the start removes
-the sources. Nothing is ever taken for a stranger's file and moved aside.
+After a crash before the second manifest is in place, the old state holds: the next start removes
+the outputs, under their temporary or final names. After a later crash the new state holds: the
+start removes the sources. In no case is one of these files taken for a foreign one and moved
+aside.
 """
 
 from coordinator.log.compaction import Compacted, Job
@@ -36,14 +37,14 @@ def plan(
     drop_before_ms: int,
     leave_free_bytes: int,
 ) -> Job | None:
-    """Return the compaction of everything that is sealed, None if that is nothing.
+    """Return the compaction of all sealed segments; None if there are none.
 
     Args:
-        journal: Whose segments are the sources.
-        number: Of the compaction, in this run: no two have outputs of the same names.
-        segment_bytes: About how large an output may be.
-        drop_before_ms: Tombstones of an older timestamp are dropped.
-        leave_free_bytes: Less room than this on the disk ends the compaction.
+        journal: The journal with the sources.
+        number: Number of the compaction, unique in this run, for the names of the outputs.
+        segment_bytes: Approximate limit of an output's size.
+        drop_before_ms: Tombstones with an older timestamp are dropped.
+        leave_free_bytes: The compaction fails when less than this is free on the disk.
     """
     sealed = tuple(segment for segment in journal.manifest.segments if segment.end is not None)
     if not sealed:
@@ -62,10 +63,10 @@ def plan(
 
 
 class Swap:
-    """One compaction's way into the journal; call the methods in their order.
+    """Installation of one compaction in the journal; call the methods in their order.
 
-    `announce` and `install` write and sync: in the thread that writes flushes, between two of
-    them. A LogFailed ends the journal; an OSError, for lack of room, only the compaction.
+    `announce` and `install` write and sync; call them in the thread that writes flushes, between
+    two flushes. A LogFailed ends the journal; an OSError, for lack of room, only the compaction.
     """
 
     def __init__(self, journal: Journal, job: Job, compacted: Compacted) -> None:
@@ -76,20 +77,20 @@ class Swap:
         self._dispensable = frozenset(segment.name for segment in job.segments)
 
     def check(self) -> None:
-        """Look at the outputs once more before they are trusted.
+        """Check size and index of each output before it is installed.
 
         Raises:
-            LogCorrupt: One is not as long as was said, or its index is damaged.
+            LogCorrupt: An output has another size than reported, or its index is damaged.
         """
         for output in self._compacted.outputs:
             read_footer(self._journal.directory, output)
 
     def announce(self) -> None:
-        """Let the manifest know which files will come."""
+        """List the outputs' final names in the manifest as dispensable."""
         self._journal.change_manifest(self._announce)
 
     def install(self) -> None:
-        """Let the outputs be the log."""
+        """Replace the sources by the outputs; after an OSError, remove the outputs again."""
         try:
             self._journal.change_manifest(self._install)
         except OSError:
@@ -99,14 +100,14 @@ class Swap:
             raise
 
     def remove(self) -> None:
-        """Remove the sources, durably. Nobody may be reading them."""
+        """Remove the sources durably. No read may use them any more."""
         directory = self._journal.directory
         for name in sorted(self._dispensable):
             directory.remove(name)
         directory.sync()
 
     def forget(self) -> None:
-        """Drop the sources from the manifest that is written next."""
+        """Drop the sources from the manifest in memory; the next change of it writes that."""
         self._journal.change_manifest(self._forget)
 
     def _announce(self, directory: Directory, manifest: Manifest) -> Manifest:
@@ -125,7 +126,7 @@ class Swap:
     def _install(self, directory: Directory, manifest: Manifest) -> Manifest:
         manifest = replaced(manifest, self._job.segments, self._compacted, self._names)
         for output, name in zip(self._compacted.outputs, self._names, strict=True):
-            # Or else it was renamed when there was no room.
+            # A first try, which found the disk full, may have renamed the output already.
             if directory.exists(output.name) or not directory.exists(name):
                 directory.rename(output.name, name)
         directory.sync()
@@ -143,11 +144,11 @@ def replaced(
     compacted: Compacted,
     names: tuple[str, ...],
 ) -> Manifest:
-    """Return the manifest with the outputs, now called *names*, in place of the sources.
+    """Return the manifest with the outputs, renamed to *names*, in place of the sources.
 
     Raises:
         ValueError: The sources aren't the manifest's first segments, or the outputs don't cover
-            exactly what they do.
+            exactly the same stretch of the journal.
     """
     if manifest.segments[: len(sources)] != sources:
         raise ValueError("the sources of the compaction are not the journal's first segments")
@@ -171,7 +172,7 @@ def replaced(
 
 
 def remove_outputs(directory: Directory) -> None:
-    """Remove what a compaction that came to nothing has left."""
+    """Remove the temporary files of a compaction that failed."""
     for name in directory.names():
         if name.startswith(_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
             directory.remove(name)
