@@ -1,9 +1,9 @@
-"""Settings: one table, `Settings`; Kafka's names and defaults where Kafka has the thing.
+"""Settings of the daemon in one table, `Settings`, with Kafka's names and defaults where possible.
 
 ``--set name=value`` wins over the environment (``GROUP_COORDINATOR_`` + upper case, dots as
-``_``), which wins over the TOML file (flat, quoted keys). A name that isn't in the table, or a
-value that can't be, refuses to start and says which and why. Only the variables that Kubernetes
-makes for a service called ``group-coordinator`` are none of ours.
+``_``), which wins over the TOML file (flat, quoted keys). An unknown name or an invalid value
+prevents the start; the error names the setting and the reason. Variables that Kubernetes sets for
+a service called ``group-coordinator`` have the same prefix and are ignored.
 """
 
 import re
@@ -24,9 +24,9 @@ ENV_PREFIX: Final = "GROUP_COORDINATOR_"
 _IP: Final = "[0-9a-fA-F.:]+"
 _URL: Final = "(?:tcp|udp|sctp)://.+"
 _PORT: Final = "PORT_[0-9]+_(?:TCP|UDP|SCTP)"
-# Name and value of what each pod is told about each service of its namespace, behind the prefix.
-# Services whose names begin alike, such as group-coordinator-1, have the same prefix. The values
-# count, too: GROUP_COORDINATOR_PORT=9310 was written by somebody who takes it for a setting.
+# Variables (without the prefix) that Kubernetes sets in each pod for the services of its namespace.
+# Services with longer names, such as group-coordinator-1, have the same prefix. The value must
+# match, too: GROUP_COORDINATOR_PORT=9310 isn't Kubernetes' but a user's mistake, and is refused.
 _OF_A_SERVICE: Final = re.compile(
     "(?:[A-Z0-9_]+_)?(?:"
     f"SERVICE_HOST={_IP}|SERVICE_PORT(?:_[A-Z0-9_]+)?=[0-9]+|PORT={_URL}|{_PORT}={_URL}"
@@ -35,15 +35,15 @@ _OF_A_SERVICE: Final = re.compile(
 
 
 class ConfigError(Exception):
-    """A setting is unknown or impossible; the message names it and says why."""
+    """A setting is unknown or invalid; the message names the setting and the reason."""
 
 
 def _setting(
     default: Any, doc: str, *, low: float = 0, high: float = INT32_MAX, live: bool = False
 ) -> Any:
-    """Declare a setting; *low* and *high* are included, and for numbers only.
+    """Declare a setting; *low* and *high* are inclusive bounds, for numbers only.
 
-    A *live* one may change while the daemon runs.
+    A *live* setting may change while the daemon runs.
     """
     metadata = {"default": default, "doc": doc, "low": low, "high": high, "live": live}
     return field(default=default, metadata=metadata)
@@ -55,19 +55,19 @@ LOG_FORMATS: Final = ("auto", "json", "text")
 CLIENT_AUTHS: Final = ("none", "requested", "required")
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-# What may stand before :// of an address. The first one is meant where none stands.
+# Schemes of an address, before its "://". The first one is the default.
 _NATIVE_SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _HTTP_SCHEMES: Final = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings: each one's name (with dots for underscores), type, default, meaning and bounds.
+    """The settings, each with name (dots for underscores), type, default, meaning and bounds.
 
-    Those that are declared live may change, by `adopt`: whoever needs them looks each time.
+    `adopt` may change live settings: code that uses one must read it each time.
 
     Raises:
-        ConfigError: They don't fit together.
+        ConfigError: The values contradict each other, or one is invalid.
     """
 
     listeners: str = _setting(
@@ -323,8 +323,8 @@ class Settings:
         low=1,
         live=True,
     )
-    # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
-    # each entry, and a group's record holds all assignments besides its members.
+    # Both bounds must leave room in a batch of the log (32 MiB): a commit's batch repeats group and
+    # topic for each entry, and a group's record holds all assignments in addition to its members.
     socket_request_max_bytes: int = _setting(
         REQUEST_BYTES_MAX, "Largest request frame.", low=1024, high=16 * _MIB
     )
@@ -405,11 +405,11 @@ class Settings:
     log_file: str = _setting(
         "", "Where lines go instead of standard output; reopened at SIGHUP.", live=True
     )
-    # No setting: where those come from, by name with dots, that were not left at their defaults.
+    # Not a setting: name with dots -> source, for each setting that isn't left at its default.
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check what one setting alone can't tell."""
+        """Check the settings that need more than bounds, alone and against each other."""
         low, high = self.group_min_session_timeout_ms, self.group_max_session_timeout_ms
         if low > high:
             raise ConfigError(
@@ -564,7 +564,11 @@ class Settings:
             )
 
     def zookeeper(self) -> "Ensemble | None":
-        """Return the ensemble of the cluster, None if there is no cluster. Raises ConfigError."""
+        """Return the ZooKeeper ensemble of the cluster; None without a cluster.
+
+        Raises:
+            ConfigError: The setting is invalid.
+        """
         text = self.cluster_zookeeper
         if not text:
             return None
@@ -580,29 +584,32 @@ class Settings:
 
     @property
     def has_authentication(self) -> bool:
-        """Whether any listener asks who somebody is: then nobody may do what no rule allows."""
+        """Whether any listener authenticates clients; if so, every right needs an access rule."""
         by_certificate = self.has_tls and self.ssl_client_auth != "none"
         return by_certificate or any(address.has_log_in for address in self.listener_addresses())
 
     def mechanisms(self) -> tuple[str, ...]:
-        """Return how clients may log in."""
+        """Return the SASL mechanisms that clients may use."""
         return tuple(name.strip() for name in self.sasl_enabled_mechanisms.split(","))
 
     def super_user_names(self) -> tuple[str, ...]:
-        """Return who may do everything, the first administrator among them."""
+        """Return the principals with all rights, including the bootstrap user."""
         named = [name.strip() for name in self.super_users.split(";") if name.strip()]
         bootstrap = [f"User:{self.sasl_bootstrap_user}"] if self.sasl_bootstrap_user else []
         return (*named, *bootstrap)
 
     def unused(self) -> tuple[str, ...]:
-        """Return the names of what was set for a data folder, or for a cluster, and isn't one."""
+        """Return the names of settings that were set and have no effect.
+
+        In a cluster these are settings of a data folder, otherwise settings of a cluster.
+        """
         if self.cluster_zookeeper:
             return tuple(sorted(_OF_A_FOLDER & self.origins.keys()))
         of_cluster = {one for one in self.origins if one.startswith("cluster.")}
         return tuple(sorted(of_cluster - {"cluster.id", "cluster.zookeeper"}))
 
     def adopt(self, newer: "Settings") -> "Adopted":
-        """Take over what may change while the daemon runs; nothing else ever changes."""
+        """Take over the live settings of *newer*; the others keep their values."""
         differing = [
             one for one in SETTINGS if getattr(self, one.attribute) != getattr(newer, one.attribute)
         ]
@@ -620,54 +627,57 @@ class Settings:
         )
 
     def listener_addresses(self) -> tuple["Address", ...]:
-        """Return where to listen."""
+        """Return the addresses to listen on for clients."""
         return Address.parse_all("listeners", self.listeners, _NATIVE_SCHEMES)
 
     def advertised_addresses(self) -> tuple["Address", ...]:
-        """Return what ``advertised.listeners`` says."""
+        """Return the addresses in ``advertised.listeners``; () if not set."""
         if not self.advertised_listeners:
             return ()
-        # An address alone is that of the first listener, whatever is spoken there.
+        # An address without a scheme belongs to the first listener, whatever its scheme is.
         first = self.listener_addresses()[0].scheme
         schemes = (first, *_NATIVE_SCHEMES)
         return Address.parse_all("advertised.listeners", self.advertised_listeners, schemes)
 
     def addresses_told(self) -> tuple["Address", ...]:
-        """Return for each of `listener_addresses` what its clients are told: that, or another."""
+        """Return the address announced to the clients of each listener, in the listeners' order.
+
+        A listener without an advertised address of its scheme announces its own.
+        """
         advertised = {address.scheme: address for address in self.advertised_addresses()}
         return tuple(advertised.get(one.scheme, one) for one in self.listener_addresses())
 
     def http_addresses(self) -> tuple["Address", ...]:
-        """Return where to answer HTTP; nowhere by default."""
+        """Return the addresses of the HTTP listeners; () by default."""
         if not self.http_listeners:
             return ()
         return Address.parse_all("http.listeners", self.http_listeners, _HTTP_SCHEMES)
 
     @property
     def has_tls(self) -> bool:
-        """Whether any listener speaks TLS."""
+        """Whether any listener uses TLS."""
         return any(a.is_tls for a in (*self.listener_addresses(), *self.http_addresses()))
 
     def tls_versions(self) -> tuple[str, ...]:
-        """Return the versions of TLS that may be spoken."""
+        """Return the versions of TLS that are allowed."""
         return tuple(version.strip() for version in self.ssl_enabled_protocols.split(","))
 
 
 class Ensemble(NamedTuple):
-    """Servers of ZooKeeper, and the path in front of all others; "" for none."""
+    """Servers of a ZooKeeper ensemble, and the prefix of all paths in it; "" for none."""
 
     servers: tuple["Address", ...]
     chroot: str
 
 
 class Adopted(NamedTuple):
-    """What became of other settings: names that have changed, and those that wait for a restart."""
+    """Names of settings that `adopt` has changed, and of changed ones that need a restart."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
 
-# What only a data folder is kept by.
+# Settings without effect in a cluster, as they are for a data folder only.
 _OF_A_FOLDER: Final = frozenset(
     {
         "log.cleaner.delete.retention.ms",
@@ -679,9 +689,10 @@ _OF_A_FOLDER: Final = frozenset(
         "storage.reserve.bytes",
     }
 )
-# Whoever comes to lead a journal sets the states of all its partitions in one transaction.
+# Upper bound of partitions per journal in a cluster: a node that becomes the leader of a journal
+# sets the states of all its partitions in one ZooKeeper transaction.
 PARTITIONS_PER_JOURNAL: Final = 1_000
-# ZooKeeper keeps its own things below /zookeeper, and takes no names of dots alone.
+# A path of ZooKeeper, which reserves /zookeeper and rejects the names "." and "..".
 _CHROOT: Final = re.compile(r"(?!/zookeeper(/|$))(/(?!\.{1,2}(/|$))[!-+.0-~-]+)+")
 _HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
@@ -693,15 +704,15 @@ def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def is_cluster_id(text: str) -> bool:
-    """Say whether *text* looks as all cluster ids do."""
+    """Return whether *text* has the form of a cluster id."""
     return re.fullmatch("[A-Za-z0-9_-]{22}", text) is not None
 
 
 class Address(NamedTuple):
-    """A host and a port; the host of an IPv6 address stands in brackets in text.
+    """Host, port and scheme. In text, an IPv6 host is in brackets; `host` has none.
 
     Attributes:
-        scheme: How it is spoken to, for one to listen on.
+        scheme: Protocol of a listener: TLS or not, log-in or not; or http, https.
     """
 
     host: str
@@ -713,7 +724,7 @@ class Address(NamedTuple):
         """Return the address in *text*, such as ``127.0.0.1:9310`` or ``[::1]:0``.
 
         Raises:
-            ConfigError: It isn't one; the message names *setting*.
+            ConfigError: *text* is no address; the message names *setting*.
         """
         host, colon, port = text.strip().rpartition(":")
         is_address = colon and _is_host(host) and port.isdecimal() and int(port) <= 0xFFFF
@@ -723,9 +734,9 @@ class Address(NamedTuple):
 
     @classmethod
     def parse_all(cls, setting: str, text: str, schemes: Sequence[str]) -> tuple["Address", ...]:
-        """Return the addresses in *text*, which commas part; see `parse`.
+        """Return the comma-separated addresses in *text*; see `parse`.
 
-        Each may have one of the *schemes* before it; the first one is meant where none stands.
+        Each address may begin with one of the *schemes*; the first of these is the default.
         """
         return tuple(cls._parse_one(setting, part.strip(), schemes) for part in text.split(","))
 
@@ -739,24 +750,24 @@ class Address(NamedTuple):
 
     @property
     def is_tls(self) -> bool:
-        """Whether TLS is spoken there."""
+        """Whether the scheme is one with TLS."""
         return self.scheme in {"SSL", "SASL_SSL", "https"}
 
     @property
     def has_log_in(self) -> bool:
-        """Whether clients have to log in there."""
+        """Whether the scheme requires clients to log in."""
         return self.scheme.startswith("SASL_")
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every address of the machine."""
+        """Whether the host stands for every address of the machine."""
         number = _ip(self.host)
-        # A bare 0 is what getaddrinfo takes for 0.0.0.0.
+        # getaddrinfo takes a bare 0 for 0.0.0.0.
         return self.host in {"*", "0"} or (number is not None and number.is_unspecified)
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         number = _ip(self.host)
         return self.host == "localhost" or (number is not None and number.is_loopback)
 
@@ -766,7 +777,7 @@ class Address(NamedTuple):
 
 
 def _is_host(host: str) -> bool:
-    """Say whether it can be looked up; whether it is there is another thing."""
+    """Return whether *host* is well-formed; the name isn't looked up."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -781,7 +792,7 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 class Setting(NamedTuple):
-    """One line of the table, as it is read and printed."""
+    """Declaration of one setting, as parsers and printers use it."""
 
     name: str
     attribute: str
@@ -801,7 +812,7 @@ _BY_ENV: Final = {setting.attribute.upper(): setting.name for setting in SETTING
 
 
 class SettingInForce(NamedTuple):
-    """One setting as it is for a daemon, in words, and where it comes from."""
+    """Current value of one setting as text, and its source."""
 
     name: str
     value: str
@@ -810,7 +821,7 @@ class SettingInForce(NamedTuple):
 
 
 def settings_in_force(settings: Settings) -> list[SettingInForce]:
-    """Return every one of *settings*, in the order of the table."""
+    """Return all *settings* with values and sources, in the order of the table."""
     return [
         SettingInForce(
             one.name,
@@ -823,7 +834,7 @@ def settings_in_force(settings: Settings) -> list[SettingInForce]:
 
 
 def text_of(value: float | str | bool) -> str:
-    """Return the value of a setting as ``--set`` takes it."""
+    """Return the value of a setting as text, as ``--set`` accepts it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -834,18 +845,18 @@ def load_settings(
     overrides: Iterable[str] = (),
     listen: Iterable[str] = (),
 ) -> Settings:
-    """Return the settings from file, environment and command line, later ones winning.
+    """Return the settings from file, environment and command line; later sources win.
 
-    They know where each comes from; see `settings_in_force`.
+    The source of each setting is kept; see `settings_in_force`.
 
     Args:
-        toml_path: ``--config``.
-        environ: The environment; only names with `ENV_PREFIX` are looked at.
+        toml_path: Path in ``--config``.
+        environ: The environment; names without `ENV_PREFIX` are ignored.
         overrides: ``--set`` arguments, ``name=value``.
         listen: ``--listen`` arguments, which replace ``listeners``.
 
     Raises:
-        ConfigError: A name is unknown or a value impossible.
+        ConfigError: A name is unknown or a value invalid.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -888,10 +899,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def setting_named(name: str) -> Setting:
-    """Return the line of the table with this name.
+    """Return the declaration of the setting called *name*.
 
     Raises:
-        ConfigError: There is none; the message says which one may have been meant.
+        ConfigError: There is no such setting; the message suggests similar names.
     """
     if name not in _BY_NAME:
         hint = did_you_mean(name, _BY_NAME)
@@ -903,7 +914,7 @@ def setting_named(name: str) -> Setting:
 
 
 def _parse(name: str, text: str) -> float | str | bool:
-    """Return *text* as the type that the setting has."""
+    """Return *text* converted to the type of the setting."""
     kind = type(setting_named(name).default)
     if kind is bool:
         if text.lower() not in {"true", "false"}:
