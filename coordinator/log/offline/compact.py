@@ -8,7 +8,7 @@ from coordinator.log.swap import Swap, plan, remove_outputs
 
 
 class Saved(NamedTuple):
-    """What a compaction of a whole folder came to."""
+    """Outcome of the compaction of a whole folder; `live_entries` counts keys, not batches."""
 
     before_bytes: int
     after_bytes: int
@@ -16,17 +16,17 @@ class Saved(NamedTuple):
 
 
 def compact_stopped(journal: Journal, *, segment_bytes: int, drop_before_ms: int) -> Saved:
-    """Compact the whole log of *journal*, which this process alone has open and nobody appends to.
+    """Compact the whole log of *journal*, which has no other user and no unwritten batches.
 
     Args:
         journal: Just opened; the caller closes it.
-        segment_bytes: About how large an output may be.
-        drop_before_ms: Tombstones of an older timestamp are dropped.
+        segment_bytes: Approximate limit of an output's size.
+        drop_before_ms: Tombstones with an older timestamp are dropped.
 
     Raises:
-        LogCorrupt: The log is damaged; it is as it was.
+        LogCorrupt: The log is damaged; its entries are unchanged.
         LogFailed: The disk failed while the log was changed.
-        OSError: The disk failed before.
+        OSError: The disk failed before that.
     """
     before_bytes = journal.size_bytes
     journal.want_roll()

@@ -1,7 +1,7 @@
-"""Makes a data folder of batches that come from elsewhere, as a compaction would have left it.
+"""Creates a data folder from batches of another source, in the form that a compaction leaves.
 
-Its segments are compacted ones, the newest is empty, and it was stopped in good order. The meta
-file comes last: before, it is no data folder.
+All segments but the newest are compacted ones, the newest is empty, and the folder has the marker
+of a clean stop. The meta file is written last: until then the folder is no data folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,26 +24,26 @@ from coordinator.log.state_files import (
     write_meta,
 )
 
-# Of the journal, for a segment that has lost all its batches: it must not be where the next one is.
+# Stretch of the journal, in bytes, of a segment without batches: the next one needs another base.
 _NOTHING_BYTES: Final = 1
 
 
 def check_is_new(directory: Directory) -> None:
-    """Refuse a folder that isn't empty, but for the lock. Raises LogRefused."""
+    """Raise LogRefused if the folder has any file but the lock."""
     if any(name != LOCK_NAME for name in directory.names()):
         raise LogRefused("the folder is not empty")
 
 
 class NewFolder:
-    """A folder that is being made. Each method that writes may raise OSError."""
+    """Writer of a new data folder. Each method that writes may raise OSError."""
 
     def __init__(self, directory: Directory, meta: Meta, *, segment_bytes: int) -> None:
         """Begin in an empty folder.
 
         Args:
             directory: The folder.
-            meta: Whose it will be.
-            segment_bytes: About how large a segment is.
+            meta: Content of the meta file.
+            segment_bytes: Size of batches after which a segment is sealed.
         """
         self._directory = directory
         self._meta = meta
@@ -55,18 +55,21 @@ class NewFolder:
         self._writer: SegmentWriter | None = None
 
     def add(self, partition: int, end_offset: int, pieces: Sequence[bytes]) -> None:
-        """Append a batch, which is in *pieces*, and with which the partition ends so far."""
+        """Append a batch, given as *pieces* to be joined; the partition then ends at *end_offset*.
+
+        A partition's batches must come in the order of their offsets.
+        """
         if self._writer is not None and self._writer.data_bytes >= self._segment_bytes:
             self._seal(self._writer)
         self._open().add(partition, pieces)
         self._ends[partition] = end_offset
 
     def finish(self, ends: Mapping[int, int], compacted_below: Mapping[int, int]) -> None:
-        """Make it a data folder.
+        """Write the state files, which make the folder a data folder.
 
         Args:
-            ends: By partition, its end offset, where its last entries are gone, too.
-            compacted_below: By partition, the offset below which tombstones may be missing.
+            ends: Partition -> end offset, also if its last entries are missing.
+            compacted_below: Partition -> offset below which tombstones may be missing.
         """
         self._ends.update(ends)
         if self._ends:
@@ -86,7 +89,7 @@ class NewFolder:
         write_meta(directory, meta)
 
     def undo(self) -> None:
-        """Remove what is there; it was never finished."""
+        """Remove all files but the lock; for a folder that wasn't finished."""
         if self._writer is not None:
             self._writer.close()
         with suppress(OSError):

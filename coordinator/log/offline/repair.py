@@ -1,22 +1,23 @@
-"""Repairs a refused folder: afterwards it can be served, without what can't be read.
+"""Repairs a refused folder: afterwards it can be served, without the unreadable entries.
 
 Theory of operation
 ===================
 
-Segments that can be used as they are stay. Of each other one, what can be read is written to a
-new, sealed segment of the same stretch of the journal, in the form of a compacted one, which may
-have gaps; the original goes to the quarantine.
+Intact segments stay. For each other segment, the readable batches are written to a new, sealed
+segment of the same stretch of the journal, in the form of a compacted one, which may have gaps;
+the original goes to the quarantine.
 
-If anything was lost, nobody knows what it said, but how much it can have been: an offset, or a
-generation, takes at least some bytes. All partitions go on beyond every offset that can have been
-given, and streams of changes can't start below that. What the entries mean is the caller's to
-know: it says which entries put everything else beyond what can have been told (`Fences`). They
-are the last segment but the newest, which is empty.
+The content of lost entries is unknown, but their number has an upper bound: each offset and each
+generation took at least some bytes. All partitions continue beyond every offset that may have been
+assigned, and streams of changes can't start below that. The meaning of entries is the caller's
+matter: it returns the entries (`Fences`) that put all other values, such as generations, beyond
+those that clients may have received. The fences are in the last segment but one; the newest
+segment is empty.
 
-A crash leaves the folder refused as it was, until the manifest is replaced: the new segments have
-temporary names before, and the last one, with the fences, gets its name first. The meta file comes
-before the manifest, so that no batch has an epoch that it doesn't know; behind the manifest come
-the marker of a clean stop and the quarantine.
+A crash before the manifest is replaced leaves the folder refused as before: the new segments have
+temporary names at first, and the one with the fences is renamed first. The meta file is written
+before the manifest, so that no batch has a higher epoch than the meta file; after the manifest,
+the marker of a clean stop is written, and the originals are moved to the quarantine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -58,12 +59,12 @@ from coordinator.log.state_files import (
     write_meta,
 )
 
-# From the bytes that were lost: what to append to which partition.
+# Function from the number of lost bytes to the entries to append, with their partitions.
 Fences = Callable[[int], Iterable[tuple[int, Sequence[Entry]]]]
 
 
 class Wanted(NamedTuple):
-    """What an operator says of the folder, as far as it can't tell it itself; "" or 0: nothing."""
+    """An operator's values for facts that the folder lacks; "", None and 0 mean no value."""
 
     cluster_id: str = ""
     node_id: int | None = None
@@ -72,19 +73,19 @@ class Wanted(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a repair would do."""
+    """Findings of a repair's dry run, from which the repair is carried out."""
 
     survey: Survey
     num_partitions: int
     problems: tuple[Problem, ...]
     damages: tuple[Damage, ...]
-    affected: frozenset[int]  # Of the survey's sources: what is written anew,
-    damaged: frozenset[int]  # and that because something in it is lost.
-    newest_end: int  # The journal position up to which the newest segment can be read.
-    batches: int  # That can be read, in all.
-    entries: int
-    lost_bytes: int  # Of the journal, at most; 0: nothing is lost.
-    leader_epoch: int  # The highest of any batch.
+    affected: frozenset[int]  # Indexes of the survey's sources that are written anew.
+    damaged: frozenset[int]  # Those of them that have lost entries.
+    newest_end: int  # Journal position up to which the newest segment can be read.
+    batches: int  # Readable batches in all segments.
+    entries: int  # Their entries; a wide one counts once for each key.
+    lost_bytes: int  # Upper bound, in bytes of the journal; 0: nothing is lost.
+    leader_epoch: int  # Highest one of any batch.
 
     @property
     def is_needed(self) -> bool:
@@ -95,7 +96,7 @@ class Plan(NamedTuple):
 def plan_repair(
     directory: Directory, survey: Survey, num_partitions: int, on_batch: Callable[[Batch], None]
 ) -> Plan:
-    """Read everything that can be read, and show it to *on_batch*.
+    """Read the whole journal, and call *on_batch* with each readable batch.
 
     Raises:
         LogIncompatible: A newer release wrote a batch.
@@ -126,7 +127,7 @@ def plan_repair(
             lost_bytes += _lost_bytes(survey, source, kept_bytes)
         if at in damaged or not source.is_in_place:
             affected.add(at)
-    # The last one that was compacted.
+    # The last compacted segment.
     at = max((at for at, s in enumerate(survey.sources) if s.segment.compacted), default=-1)
     ends_lost = _ends_lost(survey, at, reader.ends)
     if ends_lost and at not in damaged:
@@ -139,8 +140,8 @@ def plan_repair(
         *_old_meta(survey, leader_epoch),
     ]
     if lost_bytes:
-        # What puts everything beyond the loss comes behind the newest. And in a folder that was
-        # damaged, nobody knows what a torn tail was.
+        # The fences follow the newest segment, so it has to be sealed. And as the folder is
+        # damaged, its torn tail may be a loss, too.
         affected.add(len(survey.sources) - 1)
         lost_bytes += torn_bytes
     return Plan(
@@ -159,15 +160,15 @@ def plan_repair(
 
 
 def repaired_meta(plan: Plan, wanted: Wanted, new_secret: Callable[[], bytes]) -> Meta:
-    """Return the meta file that the repaired folder gets.
+    """Return the meta file of the repaired folder.
 
     Args:
-        plan: What will be done.
-        wanted: What an operator says.
-        new_secret: Called if no meta file has one: 16 random bytes.
+        plan: Result of `plan_repair`.
+        wanted: Values of an operator.
+        new_secret: Called if no meta file has a secret; returns 16 random bytes.
 
     Raises:
-        LogRefused: Something isn't known; the message says which options say it.
+        LogRefused: A value is unknown; the message names the options for it.
     """
     survey = plan.survey
     old = survey.meta
@@ -187,7 +188,8 @@ def repaired_meta(plan: Plan, wanted: Wanted, new_secret: Callable[[], bytes]) -
         message = f"without a good file {META_NAME!r} say what was in it: {', '.join(unknown)}"
         raise LogRefused(message)
     assert node_id is not None
-    # A run that wrote nothing leaves no trace of its epoch; the clock of the next start is above.
+    # A run that wrote no batch leaves no trace of its epoch if the meta file is lost; the next
+    # start is above it all the same, by the clock.
     known = max(plan.leader_epoch, 0 if old is None else old.leader_epoch)
     leader_epoch = checked_epoch(max(known + 1, wanted.leader_epoch_at_least))
     key = survey.key or FlushKey(new_secret())
@@ -195,10 +197,10 @@ def repaired_meta(plan: Plan, wanted: Wanted, new_secret: Callable[[], bytes]) -
 
 
 def known_cluster_id(survey: Survey) -> str:
-    """Return whose folder it is, as far as its files know it; "" if none does.
+    """Return the cluster id that the folder's files have; "" if none of them has one.
 
     Raises:
-        LogRefused: They don't agree.
+        LogRefused: The files have several ids.
     """
     found = {part.cluster_id for part in (survey.meta, survey.manifest) if part is not None}
     found |= {s.footer.cluster_id for s in survey.sources if s.footer is not None}
@@ -214,7 +216,7 @@ def known_cluster_id(survey: Survey) -> str:
 
 
 def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
-    """Return how much of the journal may be gone in a damaged source: at least 1."""
+    """Return the upper bound of the bytes lost in a damaged source: at least 1."""
     segment, stop = source.segment, survey.stop
     known_bytes = survey.known_end(segment) - segment.base
     if segment.end is not None:
@@ -225,15 +227,20 @@ def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
         span = max(known_bytes, SEGMENT_BYTES_MAX)
     else:
         span = max(known_bytes, source.data_bytes)
-    # In a compacted segment a batch stands for more than its bytes.
+    # Kept bytes can't be subtracted in a compacted segment: its batches stand for more bytes.
     return max(1, span if segment.compacted else span - kept_bytes)
 
 
 def _ends_lost(survey: Survey, at: int, ends: dict[int, int]) -> list[Damage]:
-    """Return which partitions end before what is known of them, after all was read.
+    """Return a damage for each partition whose end offset was lost with the index of *at*.
 
-    Behind the last entry that a compaction has left, it may have dropped tombstones. Then only the
-    segment's index says where the partition ends, and without it offsets would be given again.
+    A compaction may have dropped tombstones behind the last entry that it kept. Then only the
+    segment's index holds the partition's end offset. Without it, offsets would be assigned twice.
+
+    Args:
+        survey: The survey of the folder.
+        at: Index of the last compacted source; -1 if there is none.
+        ends: Partition -> end offset, from reading the whole journal.
     """
     if at < 0 or survey.manifest is None or survey.sources[at].footer is not None:
         return []
@@ -271,7 +278,7 @@ def _old_meta(survey: Survey, leader_epoch: int) -> list[Problem]:
 def repair(
     directory: Directory, plan: Plan, meta: Meta, fences: Fences, wall_clock_ms: int
 ) -> list[str]:
-    """Carry out *plan*; return the names of what was put into the quarantine.
+    """Carry out *plan*; return the names of the files in the quarantine that were put there.
 
     Raises:
         OSError: The disk fails; the folder is refused as before, or repaired.
@@ -290,7 +297,8 @@ def repair(
     ]
     newest = segments[-1]
     if DURABLE_NAME not in survey.names or survey.lacks_mark:
-        # Behind a loss the old log doesn't reach as far: it is refused until the manifest is new.
+        # After a loss the old log ends before this position, so that a crash before the new
+        # manifest leaves it refused.
         write_durable(directory, newest.base if plan.lost_bytes else plan.newest_end)
     write_meta(directory, meta)
     if plan.lost_bytes or survey.manifest is None:
@@ -303,7 +311,7 @@ def repair(
     if plan.lost_bytes:
         write_clean_stop(directory, CleanStop(newest.name, newest.base))
     elif survey.stop != CleanStop(newest.name, plan.newest_end):
-        # It is of no use; the next start reads the newest segment as after a crash.
+        # Remove a wrong marker: the next start then reads the newest segment as after a crash.
         directory.remove(CLEAN_NAME)
         directory.sync()
     listed = frozenset(segment.name for segment in segments)
@@ -312,10 +320,10 @@ def repair(
 
 
 class _Rewriting:
-    """Makes the segments of a repaired folder.
+    """Writes the segments of a repaired folder.
 
     Attributes:
-        next_serial: Above that of every segment.
+        next_serial: Number above the serial of every segment.
     """
 
     def __init__(self, directory: Directory, plan: Plan, meta: Meta, wall_clock_ms: int) -> None:
@@ -332,7 +340,7 @@ class _Rewriting:
         self._made: list[str] = []
 
     def write(self, fences: Fences) -> tuple[tuple[SegmentInfo, ...], dict[int, int]]:
-        """Return the segments, all on disk, and below which offsets nothing can be told."""
+        """Return the segments, all on disk, and the offsets below which changes may be missing."""
         plan = self._plan
         reader = Salvage(self._directory, plan.survey, plan.num_partitions)
         segments: list[SegmentInfo] = []
@@ -345,7 +353,7 @@ class _Rewriting:
                 segments.append(source.segment)
         ends = reader.ends
         if plan.lost_bytes:
-            # An entry takes more than a byte.
+            # An entry takes more than one byte, so at most this many offsets were assigned.
             partitions = (*range(self._meta.num_partitions), NODE_PARTITION)
             ends = {p: ends.get(p, 0) + plan.lost_bytes for p in partitions}
             segments.append(self._fenced(_end_of(segments), dict(ends), fences))
@@ -354,7 +362,8 @@ class _Rewriting:
             writer.finish()
             segments.append(SegmentInfo(name, _end_of(segments), None, None, compacted=False))
         for name in reversed(self._made):
-            # Each behind the one before, also on the disk: no mended segment without the fences.
+            # In this order, each rename synced before the next one: no repaired segment without
+            # the fences.
             self._directory.rename(name + TEMPORARY_SUFFIX, name)
             self._directory.sync()
         return tuple(segments), ends
@@ -407,14 +416,14 @@ class _Rewriting:
     def _encoded(
         self, partition: int, leader_epoch: int, base_offset: int, timestamp_ms: int, packed: bytes
     ) -> Sequence[bytes]:
-        """Return a batch as a compacted segment has it."""
+        """Return the pieces of a batch in the form of a compacted segment (flush_start is 0)."""
         assert self._meta.key is not None
         check = self._meta.key.check(leader_epoch, 0)
         raw = (partition, leader_epoch, base_offset, 0, timestamp_ms, check)
         return encode_batch(raw, packed)
 
     def _new_segment(self, base: int) -> tuple[str, SegmentWriter]:
-        """Return the name that a new segment will have, and what writes it under another one."""
+        """Return the final name of a new segment, and a writer that uses a temporary name."""
         name = segment_name(base, self.next_serial)
         self.next_serial += 1
         self._directory.remove(name + TEMPORARY_SUFFIX)

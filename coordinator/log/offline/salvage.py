@@ -1,4 +1,4 @@
-"""Salvages a folder's journal: what of it can be read, whatever happened, and what is lost."""
+"""Salvages a folder's journal: yields the readable batches, and descriptions of the losses."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from coordinator.log.state_files import SegmentInfo
 
 
 class Kept(NamedTuple):
-    """A batch that belongs to the journal."""
+    """A readable batch that belongs to the journal."""
 
     source: Source
     found: Found
@@ -26,9 +26,9 @@ class Kept(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes of a file, or offsets of a partition, that are not there any more.
+    """Bytes of a file, or offsets of a partition, that are lost.
 
-    `is_torn`: no more than the end of a write that a crash interrupted; nobody was told of it.
+    `is_torn`: the bytes are only the end of a write that a crash interrupted, never acknowledged.
     """
 
     source: Source
@@ -41,10 +41,10 @@ class Damage(NamedTuple):
 class Salvage:
     """One pass over a folder's journal, source by source.
 
-    Offsets never go back: a batch that is there twice is yielded once.
+    Offsets never go back: a batch that occurs twice is yielded once.
 
     Attributes:
-        ends: Per partition, the offset behind what was read so far.
+        ends: Partition -> offset behind the last entry that was read.
     """
 
     def __init__(self, directory: Directory, survey: Survey, num_partitions: int) -> None:
@@ -54,12 +54,12 @@ class Salvage:
         self._num_partitions = num_partitions
 
     def read_all(self) -> Iterator[Kept | Damage]:
-        """Yield what `read` does of all sources."""
+        """Yield the results of `read` for all sources."""
         for source in self._survey.sources:
             yield from self.read(source)
 
     def read(self, source: Source) -> Iterator[Kept | Damage]:
-        """Yield the batches of the next source, and between them what is wrong.
+        """Yield the batches of the next source, and in between the damages.
 
         Raises:
             LogIncompatible: A newer release wrote a batch.
@@ -79,7 +79,7 @@ class Salvage:
                 self.ends[partition] = max(end, self.ends.get(partition, 0))
 
     def _read_file(self, source: Source, file: str) -> Iterator[Kept | Damage]:
-        """Yield what is there, then what is missing at the end."""
+        """Yield batches and damages of a file, then a damage if its end is missing."""
         segment, size_bytes = source.segment, source.data_bytes
         stretch = Stretch(
             file,
@@ -111,13 +111,14 @@ class Salvage:
             yield Damage(source, size_bytes, size_bytes, "more may have been behind this")
 
     def _is_torn_tail(self, source: Source, gap: Gap) -> bool:
-        """Ask what the recovery asks: was a flush that began behind the gap ever complete?"""
+        """Return whether the gap is a torn tail: as in the recovery, no later flush follows it."""
         segment, key = source.segment, self._survey.key
         is_known = not (self._survey.was_closed or self._survey.lacks_end)
         if segment.end is not None or source.file is None or not is_known:
             return False
         position = segment.base + gap.start
-        # Without the key of the folder nobody can say.
+        # Bytes before the durable position were complete once. Without the folder's key, a later
+        # flush can't be told from a forged one.
         if position < self._survey.durable or (key is None and segment.format > 1):
             return False
         behind = self._directory.read(source.file, gap.start)
@@ -143,7 +144,7 @@ class Salvage:
         is_ours &= raw.format == source.segment.format and batch.base_offset >= expected
         is_displaced = is_ours and displacement.begins_at(found)
         if is_displaced:
-            # Removed bytes may leave what a client sent where a batch should be.
+            # After removed bytes, a forged batch that a client sent may lie where one should be.
             is_ours = is_own_header(found.data, 0, self._survey.key)
         if not is_ours:
             what = f"a batch from elsewhere: partition {raw.partition}, offset {raw.base_offset}"
@@ -160,20 +161,23 @@ class Salvage:
 
 
 class _Displacement:
-    """How far the batches of a segment are from where their flushes were written.
+    """Distance of a segment's batches from the positions that their flushes were written to.
 
     Attributes:
-        gap_start: Where the bytes begin that can't be read in front of the next batch, if any.
+        gap_start: First byte of the unreadable bytes before the next batch; None without any.
     """
 
     def __init__(self, segment: SegmentInfo) -> None:
         self.gap_start: int | None = None
         self._segment = segment
-        self._flush_start = -1  # Of the last batch.
+        self._flush_start = -1  # flush_start of the last batch.
         self._shift = 0
 
     def begins_at(self, found: Found) -> bool:
-        """Say whether from this batch on they are elsewhere than the ones before told."""
+        """Return whether the distance changes at this batch.
+
+        In a compacted segment: whether the batch is one that was never compacted.
+        """
         flush_start = found.raw.flush_start
         if self._segment.compacted:
             return flush_start != 0
@@ -199,7 +203,7 @@ def _lost_behind(source: Source, ends: dict[int, int]) -> Iterator[Damage]:
 
 
 def partition_name(partition: int) -> str:
-    """Return what a person calls it."""
+    """Return the partition's name in messages for an operator."""
     return "the node's own partition" if partition == NODE_PARTITION else f"partition {partition}"
 
 

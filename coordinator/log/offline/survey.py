@@ -1,8 +1,8 @@
-"""Surveys a data folder, damaged or not: which file has which stretch of the journal.
+"""Surveys a data folder, damaged or not: finds which file has which stretch of the journal.
 
-The daemon takes the manifest at its word or refuses. The offline tools go on: with a segment under
-another name, with one whose index is damaged, without a manifest. `survey` looks at the files, and
-`scan` at the batches of one file, in front of damage and behind it. Nothing is changed.
+The daemon trusts the manifest or refuses to start. The offline tools also handle a segment under
+another name, a segment with a damaged index, and a missing manifest. `survey` examines the files,
+and `scan` the batches of one file, before and behind damage. The folder is not changed.
 """
 
 import re
@@ -52,14 +52,14 @@ _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]+)" + re.escape(SEGMENT_SU
 _PARTITION_FIELD: Final = 3
 _FLUSH_START_FIELD: Final = 6
 _FORMAT: Final = bytes((FORMAT,))
-# The name of a segment that must have been there, where the manifest can't tell it.
+# Name of a missing segment that a gap in the journal proves, if no manifest lists it.
 _NAMELESS: Final = "(a segment)"
 
 T = TypeVar("T")
 
 
 class Problem(NamedTuple):
-    """Something that is not as the daemon left it."""
+    """Deviation of a file from the state in which a daemon leaves it."""
 
     file: str
     what: str
@@ -69,19 +69,19 @@ class Source(NamedTuple):
     """One stretch of the journal, and the file that has its batches."""
 
     segment: SegmentInfo
-    file: str | None  # None: there is none.
-    data_bytes: int  # How far batches may reach in it.
-    footer: Index | None  # None: it has no good one; the newest segment has none either.
+    file: str | None  # None: no file has it.
+    data_bytes: int  # Byte of the file up to which there may be batches.
+    footer: Index | None  # None: no valid one, as always in the newest segment.
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the manifest's entry can stay as it is."""
+        """Whether the file has the segment's name, and a valid index if it is sealed."""
         is_sealed = self.segment.end is not None
         return self.file == self.segment.name and is_sealed == (self.footer is not None)
 
 
 class Survey(NamedTuple):
-    """A folder. What is missing, damaged or another cluster's is None."""
+    """Findings about a folder. A part that is missing, damaged or of another cluster is None."""
 
     names: list[str]
     meta: Meta | None
@@ -89,8 +89,8 @@ class Survey(NamedTuple):
     stop: CleanStop | None
     sources: tuple[Source, ...]
     problems: tuple[Problem, ...]
-    foreign_ids: frozenset[str]  # Of the clusters whose files were left out.
-    durable: int  # The journal was on disk up to this position, at least.
+    foreign_ids: frozenset[str]  # Ids of other clusters, whose files were left out.
+    durable: int  # Position up to which the journal was on disk, as a lower bound.
 
     def known_end(self, segment: SegmentInfo) -> int:
         """Return the journal position up to which a segment is known to have reached."""
@@ -101,35 +101,35 @@ class Survey(NamedTuple):
 
     @property
     def lacks_end(self) -> bool:
-        """Whether no file says how far the journal was on disk, and one should."""
+        """Whether a durable position is required, and neither `durable` nor `clean` has it."""
         is_told = self.stop is not None and self.stop.segment == self.sources[-1].segment.name
         return self.lacks_mark and not is_told
 
     @property
     def lacks_mark(self) -> bool:
-        """Whether the file `durable` is damaged, or missing where it must be."""
+        """Whether the file `durable` is damaged, or is missing where it is required."""
         return any(problem.file == DURABLE_NAME for problem in self.problems)
 
     @property
     def was_closed(self) -> bool:
-        """Whether there is the marker of a clean stop, readable or not."""
+        """Whether the marker of a clean stop exists, readable or not."""
         return CLEAN_NAME in self.names
 
     @property
     def key(self) -> FlushKey | None:
-        """What the folder's headers are made with; None without a meta file, and in format 1."""
+        """Secret that authenticates the folder's headers; None in format 1 or without meta."""
         return None if self.meta is None else self.meta.key
 
 
 def survey(directory: Directory, cluster_id: str = "") -> Survey:
-    """Look at the files of a folder.
+    """Examine the files of a folder.
 
     Args:
         directory: The folder.
-        cluster_id: Whose folder it is, if its files don't agree; "" takes the meta file's word.
+        cluster_id: Cluster id of the folder; "" takes the meta file's.
 
     Raises:
-        LogIncompatible: It is no data folder, or a newer release's.
+        LogIncompatible: The folder is no data folder, or a newer release wrote it.
         OSError: The disk fails.
     """
     names = directory.names()
@@ -186,7 +186,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
 
 
 def _trailing_index(directory: Directory, name: str) -> tuple[Index, int] | None:
-    """Return the index at the end of a file, and at which byte it begins; None without one."""
+    """Return the index at the end of a file, and the byte at which it begins; None without one."""
     size_bytes = directory.size(name)
     if size_bytes < TRAILER.size:
         return None
@@ -199,13 +199,19 @@ def _trailing_index(directory: Directory, name: str) -> tuple[Index, int] | None
 
 
 def serial_of(name: str) -> int:
-    """Return the serial number in a segment's name; -1 where there is none."""
+    """Return the serial number in a segment's name; -1 if it has none."""
     match = _SEGMENT_NAME.match(name)
     return int(match[2]) if match else -1
 
 
 class _Indexes:
-    """The indexes of all files, without those of other clusters."""
+    """Indexes of all segment files, without the files of other clusters.
+
+    Attributes:
+        files: Names of the files that may belong to the folder.
+        of: Name of a file -> its index, and the byte at which the index begins.
+        foreign: Name of a file of another cluster -> the id of that cluster.
+    """
 
     def __init__(
         self, directory: Directory, files: list[str], cluster_id: str, key: FlushKey | None
@@ -220,7 +226,8 @@ class _Indexes:
                 own_start = _own_flush_start(directory, name, key)
                 is_foreign = bool(cluster_id) and index.cluster_id not in {"", cluster_id}
                 if own_start is not None and (is_foreign or own_start not in {0, index.base}):
-                    # A write that was cut ends with what a client sent.
+                    # The folder made the file, but not this index: a torn write ends with bytes
+                    # that a client sent, and these may look like an index.
                     found = None
                 elif is_foreign:
                     self.foreign[name] = index.cluster_id
@@ -248,7 +255,7 @@ def _state_file(
 
 
 def _unfit(manifest: Manifest) -> str:
-    """Say why a readable manifest is of no use; "" if it is."""
+    """Return why a readable manifest can't be used; "" if it can."""
     segments = manifest.segments
     if not segments or segments[-1].end is not None:
         return "it lists no segment to append to"
@@ -278,7 +285,7 @@ def _source_of(
                     segment, other, _written_bytes(directory, other, segment.format, meta), None
                 )
         return Source(segment, None, 0, None)
-    # Its own file first; a renamed or swapped one says itself which it is.
+    # The file of that name first; the index of a renamed or swapped file identifies it.
     for other in sorted(indexes.of, key=lambda other: other != name):
         index, data_bytes = indexes.of[other]
         if (index.base, index.end, data_bytes) == (segment.base, segment.end, segment.data_bytes):
@@ -303,7 +310,7 @@ def _problem_of(source: Source) -> Problem | None:
 
 
 def _own_flush_start(directory: Directory, name: str, key: FlushKey | None) -> int | None:
-    """Return the flush_start of a file's first batch; None if the folder has not made it."""
+    """Return the flush_start of a file's first batch; None if its header isn't authentic."""
     header = directory.read(name, 0, HEADER_BYTES)
     if key is None or header[PREFIX_BYTES : PREFIX_BYTES + 1] != _FORMAT or not key.made(header, 0):
         return None
@@ -312,7 +319,7 @@ def _own_flush_start(directory: Directory, name: str, key: FlushKey | None) -> i
 
 
 def _begins_at(directory: Directory, name: str, position: int) -> bool:
-    """Say whether a file begins with the flush at *position* of the journal."""
+    """Return whether a file begins with the flush at *position* of the journal."""
     header = directory.read(name, 0, HEADER.size)
     if len(header) < HEADER.size:
         return False
@@ -330,19 +337,19 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, bool, int, int]:
-        """By position; then a sealed one, one that reaches further, one that is newer."""
+        """Sort key: by position; then sealed before unsealed, longer first, newer first."""
         reach = self.data_bytes if self.footer is None else self.footer.end - self.base
         return self.base, self.footer is None, -reach, -self.serial
 
 
 def _rebuilt(directory: Directory, indexes: _Indexes, meta: Meta | None) -> list[Source]:
-    """Return what the manifest must have listed, as far as the files say it themselves."""
+    """Return the sources that the lost manifest must have listed, derived from the files."""
     chosen: list[_Candidate] = []
     for candidate in sorted(_candidates(directory, indexes, meta), key=lambda c: c.rank):
         last = chosen[-1] if chosen else None
         if last is not None:
             reached = last.base + 1 if last.footer is None else last.footer.end
-            # Another one of the same position, or what a compacted segment has replaced.
+            # Covered: a second file of the same position, or a source of a compacted segment.
             if candidate.base < reached:
                 continue
         chosen.append(candidate)
@@ -357,9 +364,11 @@ def _rebuilt(directory: Directory, indexes: _Indexes, meta: Meta | None) -> list
         compacted = end is not None and _is_compacted(directory, candidate, meta)
         data_bytes, readable = candidate.data_bytes, candidate.data_bytes
         if candidate.footer is None and end is not None:
-            # Of one without an index, the next one says how much there was.
+            # Without an index, the position of the next segment gives the size.
             data_bytes = end - candidate.base
-            if compacted:  # It may have more than that, and lacks what its index said at least.
+            # A compacted segment may have more bytes than its stretch of the journal. The lost
+            # index counts as at least one missing byte.
+            if compacted:
                 data_bytes = max(data_bytes, readable + 1)
             else:
                 readable = min(readable, data_bytes)
@@ -373,7 +382,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes, meta: Meta | None) -> list
         )
         sources.append(Source(segment, candidate.name, readable, candidate.footer))
         if end is not None and end != following:
-            # One between two that are there; or, behind the last, the one to append to.
+            # A missing segment between two existing ones, or the newest one behind the last.
             sources.append(_missing(end, following))
     return sources
 
@@ -399,7 +408,7 @@ def _candidates(directory: Directory, indexes: _Indexes, meta: Meta | None) -> I
 def _is_sent(
     directory: Directory, name: str, index: Index, index_at: int, meta: Meta | None
 ) -> bool:
-    """Say whether an index lies in a batch that was cut: then it is what a client sent."""
+    """Return whether an index lies within a torn batch: then a client sent its bytes."""
     if meta is None or meta.key is None or index.format != FORMAT:
         return False
     stretch = Stretch(name, index_at, 0, None, NODE_PARTITION, FORMAT, meta.key)
@@ -417,7 +426,7 @@ def _is_sent(
 
 
 def _format_of(directory: Directory, name: str, meta: Meta | None) -> int:
-    """Return the format of the batches of a segment that says it nowhere else."""
+    """Return the format of a segment's batches, from the meta file or its first batch."""
     if meta is not None and meta.format == 1:
         return 1
     first = _Window(directory, name, directory.size(name)).batch_at(0)
@@ -425,21 +434,21 @@ def _format_of(directory: Directory, name: str, meta: Meta | None) -> int:
 
 
 class Stretch(NamedTuple):
-    """Where to look: the first *data_bytes* of a file, and what a batch in it may be."""
+    """Range to scan: the first `data_bytes` of a file, and the properties of its batches."""
 
     file: str
     data_bytes: int
     base: int  # Journal position of the first byte.
-    end: int | None  # And behind the last one, None if that isn't known.
+    end: int | None  # Journal position behind the last byte; None: not known.
     num_partitions: int
-    format: int  # Of the batches.
+    format: int  # Format of the batches.
     key: (
         FlushKey | None
     )  # None: behind damage, a batch of format 2 can't be told from a forged one.
 
 
 class Found(NamedTuple):
-    """A batch whose checksum is right. `raw` speaks of `data`, which is only the batch."""
+    """A batch with a valid checksum. Positions in `raw` refer to `data`, the bytes of the batch."""
 
     start: int  # Byte in the file.
     raw: RawBatch
@@ -447,19 +456,19 @@ class Found(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte behind it."""
+        """Byte of the file behind the batch."""
         return self.start + len(self.data)
 
 
 class Gap(NamedTuple):
-    """Bytes that are no batch."""
+    """Bytes of a file that are no valid batch."""
 
     start: int
     end: int
 
 
 def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Found | Gap]:
-    """Yield everything from byte *start* on, without a hole, in bounded memory.
+    """Yield all batches and gaps from byte *start* on, contiguously, in bounded memory.
 
     Raises:
         OSError: The disk fails.
@@ -489,7 +498,7 @@ def _written_bytes(directory: Directory, name: str, format_: int, meta: Meta | N
         end = start
     if end == size_bytes:
         return end
-    # A batch may end with zeros of its own.
+    # The last batch may itself end with zeros, which belong to it.
     stretch = Stretch(
         name, size_bytes, 0, None, NODE_PARTITION, format_, None if meta is None else meta.key
     )
@@ -497,18 +506,18 @@ def _written_bytes(directory: Directory, name: str, format_: int, meta: Meta | N
 
 
 def _is_compacted(directory: Directory, candidate: _Candidate, meta: Meta | None) -> bool:
-    """Say whether a segment was compacted: in all of its batches flush_start is 0."""
+    """Return whether a segment was compacted: in all of its batches flush_start is 0."""
     key = None if meta is None else meta.key
     file, data_bytes, format_ = candidate.name, candidate.data_bytes, candidate.format
     stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION, format_, key)
     starts = (item.raw.flush_start for item in scan(directory, stretch) if type(item) is Found)
     first = next(starts, None)
-    # In the journal's first flush it is 0, too: then the next flush tells.
+    # The journal's first flush also begins at 0: then a later flush in the segment decides.
     return first == 0 and not any(starts)
 
 
 class _Window:
-    """The part of the file that is in memory."""
+    """Part of a file that is held in memory."""
 
     def __init__(self, directory: Directory, file: str, data_bytes: int) -> None:
         self._directory = directory
@@ -518,7 +527,7 @@ class _Window:
         self._data = b""
 
     def read(self, start: int, size_bytes: int) -> bytes:
-        """Return that many bytes, fewer at the end of the data."""
+        """Return *size_bytes* from byte *start*; fewer at the end of the data."""
         size_bytes = min(size_bytes, self._data_bytes - start)
         offset = start - self._start
         if offset < 0 or offset + size_bytes > len(self._data):
@@ -528,7 +537,7 @@ class _Window:
         return self._data[offset : offset + size_bytes]
 
     def batch_at(self, start: int) -> Found | None:
-        """Return the whole valid batch that begins there."""
+        """Return the valid batch that begins at byte *start*; None if there is none."""
         header = self.read(start, HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -543,7 +552,7 @@ class _Window:
 def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
     """Return the first batch that begins at or behind *start*.
 
-    As in `find_later_flush`, the header tells; a crc is computed of the folder's own batches only.
+    As in `find_later_flush`, the header is tested first; a crc is computed only if it is authentic.
     """
     marker = bytes((stretch.format,))
     header_bytes = HEADER_BYTES_OF[stretch.format]
@@ -558,7 +567,7 @@ def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
                 if found is not None:
                     return found
             at = data.find(marker, at + 1)
-        # The next window begins with the first header that wasn't whole in this one.
+        # The next window begins with the first header that is incomplete in this one.
         start += len(data) - header_bytes + 1
     return None
 
@@ -568,6 +577,7 @@ def _may_be(stretch: Stretch, data: bytes, at: int) -> bool:
     partition, flush_start = fields[_PARTITION_FIELD], fields[_FLUSH_START_FIELD]
     if partition >= stretch.num_partitions and partition != NODE_PARTITION:
         return False
-    # 0 in a compacted segment. Bytes may have been removed, so a batch may lie before its place.
+    # flush_start is 0 in a compacted segment. Otherwise any position of the segment is possible:
+    # if bytes were removed, a batch lies before its place.
     is_in_reach = stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
     return (flush_start == 0 or is_in_reach) and is_own_header(data, at, stretch.key)

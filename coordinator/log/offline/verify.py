@@ -1,4 +1,4 @@
-"""Verifies a data folder: says what the daemon would, without changing anything."""
+"""Verifies a data folder with the checks of the daemon's start, without changing the folder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,23 +16,23 @@ class Verified(NamedTuple):
     """A folder that the daemon would serve."""
 
     checked: Checked
-    torn_bytes: int  # What the next start would cut off the newest segment.
+    torn_bytes: int  # Cut off the newest segment by the next start.
 
 
 def verify(directory: Directory, on_batch: Callable[[Batch], None]) -> Verified | None:
-    """Do what the daemon does at its start, but nothing that changes the folder.
+    """Do all checks of the daemon's start, and read the whole log, without any change.
 
     Args:
         directory: The folder, locked.
-        on_batch: Is shown every batch; of a large one, its parts.
+        on_batch: Called with every batch; for a large batch, with each part.
 
     Returns:
-        None if nothing was ever kept in the folder.
+        None if the folder was never in use.
 
     Raises:
         LogRefused: The daemon would refuse to start, with this message.
         LogFailed: The disk fails.
-        OSError: Likewise.
+        OSError: The disk fails.
     """
     names = directory.names()
     if META_NAME not in names:
