@@ -1,8 +1,7 @@
-"""A group in numbers, for whoever shows or exports them. Pure; -1 is what is not known.
+"""Figures of a group, for the console and for metrics. Pure; -1 stands for an unknown figure.
 
-Whatever may be long is an iterator that yields None whenever its turn is over, and goes on when
-everybody else has had theirs. Groups may change, come and go meanwhile. What is shown may not be
-durable yet.
+Iterators with long work yield None whenever their turn is over, and continue after other requests.
+Groups may change, appear and disappear in between. The figures may not be durable yet.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ WAITING_FOR_MAX: Final = 20
 
 
 class GroupFacts(NamedTuple):
-    """A group in numbers. -1 is what isn't known."""
+    """Figures of a group; -1: unknown."""
 
     group_id: str
     protocol_type: str
@@ -62,7 +61,7 @@ class GroupFacts(NamedTuple):
         lag_seconds: float,
         earlier: tuple[int, int] = (UNKNOWN, UNKNOWN),
     ) -> "GroupFacts":
-        """Return *group* as it is now, with what it took a walk to find out."""
+        """Return the figures of *group* now, with those that needed an iteration."""
         return cls(
             group.group_id,
             group.protocol_type,
@@ -102,13 +101,13 @@ class PartitionFacts(NamedTuple):
     end: int
     lag: int
     lag_seconds: float
-    committed_ms: int  # Wall clock, both.
-    end_reported_ms: int  # When it was last told, changed or not.
+    committed_ms: int  # Wall clock, like end_reported_ms.
+    end_reported_ms: int  # Time of the latest report, changed or not.
     metadata: str = ""
 
 
 class MemberFacts(NamedTuple):
-    """A member of the moment; waits is "join", "sync" or ""."""
+    """A current member; waits is "join", "sync" or ""."""
 
     member_id: str
     group_instance_id: str | None
@@ -125,7 +124,7 @@ class MemberFacts(NamedTuple):
 
 
 class RunningFacts(NamedTuple):
-    """The rebalance that goes on."""
+    """The running rebalance."""
 
     started_ms: int  # Wall clock.
     trigger: str
@@ -141,28 +140,28 @@ class RunningFacts(NamedTuple):
 
 
 class TopicEndFacts(NamedTuple):
-    """A registered topic, whoever reads it."""
+    """A registered topic, independent of groups."""
 
     topic: str
     partition_count: int
-    unknown: int  # Partitions of which no end was told.
-    end_sum: int  # Of the others; -1 if there is none.
-    age_ms: int  # For how long one end was not told of, changed or not: the longest; -1 likewise.
+    unknown: int  # Partitions without a reported end.
+    end_sum: int  # Sum of the known ends; -1 if none is known.
+    age_ms: int  # Longest time since an end's latest report; -1 if none is known.
 
 
 def longest_behind(lag_seconds: float, lag: int, group_id: str) -> tuple[float, int, str]:
-    """Return the key that sorts groups by the time that they are behind, the longest first.
+    """Return the sort key of groups by the time that they are behind, the longest first.
 
-    A group that is behind for an unknown time comes before those that aren't behind. Groups with
-    equal times are sorted by messages.
+    A group that is behind for an unknown time is sorted before those that aren't behind. Groups
+    with equal times are sorted by messages.
     """
     return -max(lag_seconds, 0), -lag, group_id
 
 
 def facts(core: Core, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
-    """Yield each group once, in no order, and None whenever *turn* is over.
+    """Yield each group once, unordered, and None whenever *turn* is over.
 
-    Groups that come meanwhile may be missing.
+    Groups created during the iteration may be missing.
     """
     for group_id in list(core.groups):
         group = core.groups.get(group_id)
@@ -174,7 +173,7 @@ def facts(core: Core, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
 
 
 def facts_of(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
-    """Yield the same for one group, nothing if there is none."""
+    """Yield the figures of one group, nothing if it doesn't exist; None whenever *turn* is over."""
     group = core.groups.get(group_id)
     if group is not None:
         yield from _group_facts(core, group, now_ms, turn)
@@ -202,14 +201,14 @@ def _group_facts(core: Core, group: Group, now_ms: int, turn: Turn) -> Iterator[
 
 
 def group_curve(core: Core, group_id: str, minute: int) -> tuple[int, ...]:
-    """Return the lags of a group in the last hour, a minute apart, up to *minute*."""
+    """Return the lags of a group in the last hour, one per minute, up to *minute*."""
     group = core.groups.get(group_id)
     samples = None if group is None else group.lag_samples
     return () if samples is None else samples.last(minute, SAMPLES_KEPT)
 
 
 def curve(core: Core, group_id: str, topic: str, partition: int, minute: int) -> tuple[int, ...]:
-    """Return the same for a partition of a group; -1 for a minute in which it wasn't known."""
+    """Return the lags of a partition in the last hour, one per minute; -1: unknown."""
     group = core.groups.get(group_id)
     stored = None if group is None else group.offsets.get(topic)
     curves = None if stored is None else stored.curves
@@ -219,7 +218,7 @@ def curve(core: Core, group_id: str, topic: str, partition: int, minute: int) ->
 def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
     """Yield the topics of a group by name, and None whenever *turn* is over.
 
-    They are those of which it has committed or owns a partition.
+    Topics of a group are those with a committed or owned partition.
     """
     group = core.groups.get(group_id)
     if group is None:
@@ -269,16 +268,16 @@ def partition_facts(
     topic: str | None = None,
     after: tuple[str, int] | None = None,
 ) -> Iterator[PartitionFacts | None]:
-    """Yield the partitions that a group has committed or owns, by topic and number.
+    """Yield the committed and owned partitions of a group, by topic and number.
 
-    It yields None whenever *turn* is over.
+    Yields None whenever *turn* is over.
 
     Args:
-        core: Whose group it is.
-        group_id: Of no group: nothing is yielded.
-        now_ms: Monotonic.
-        turn: How long to look without a pause.
-        topic: Of this topic alone.
+        core: The shard of the group.
+        group_id: The group; nothing is yielded if it doesn't exist.
+        now_ms: The monotonic time.
+        turn: The work until a pause.
+        topic: Yield partitions of this topic only.
         after: Begin after this partition.
     """
     group = core.groups.get(group_id)
@@ -308,7 +307,7 @@ def partition_facts(
 def _numbers(
     committed: Iterable[int], owned: Iterable[int], first: int, turn: Turn
 ) -> Iterator[list[int] | None]:
-    """Yield what is in either from *first* on, in order, some at a time; None as above."""
+    """Yield the union from *first* on, sorted, in parts; None whenever *turn* is over."""
     runs: dict[int, set[int]] = {}
     size = TURN_LOOKS // BEHIND_LOOKS
     both = chain(list(committed), owned)
@@ -357,7 +356,7 @@ def _partition_facts(
 def member_facts(
     core: Core, group_id: str, now_ms: int, turn: Turn
 ) -> Iterator[MemberFacts | None]:
-    """Yield the members of a group as they joined, and None whenever *turn* is over."""
+    """Yield the members of a group in the order of joining, and None whenever *turn* is over."""
     group = core.groups.get(group_id)
     if group is None:
         return
@@ -393,7 +392,7 @@ def member_facts(
 
 
 def running(core: Core, group_id: str, now_ms: int) -> RunningFacts | None:
-    """Return the rebalance that a group is in, None if it is in none."""
+    """Return the running rebalance of a group, None without one."""
     group = core.groups.get(group_id)
     if group is None or group.rebalance is None:
         return None
@@ -444,5 +443,5 @@ def topic_end_facts(registry: Registry, now: Now, turn: Turn) -> Iterator[TopicE
 
 
 def seconds(ms: int) -> float:
-    """Return *ms* in seconds, if it is known."""
+    """Return *ms* in seconds, UNKNOWN if it is unknown."""
     return float(UNKNOWN) if ms == UNKNOWN else ms / 1000

@@ -1,4 +1,4 @@
-"""One group: what survives a crash, and what does not."""
+"""One group: its hard state, which survives a crash, and its soft state."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember, JoinProtocol, PartitionOffset, Rebalance
 
-# So many members that are gone are remembered with what became of them.
+# Maximum number of removed members whose removal reason is kept.
 REMOVALS_MAX: Final = 100
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_MEMBER_ID.value
@@ -29,72 +29,72 @@ _FENCED: Final = ErrorCode.FENCED_INSTANCE_ID.value
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """State of one group. Methods here keep its counters in step and decide nothing."""
+    """State of one group. Its methods keep counters consistent and decide nothing."""
 
     group_id: str
-    share: Share  # Of its owner: what the group takes is counted there.
-    # Hard: changed by replay alone.
+    share: Share  # The owner's share, which counts the group's usage.
+    # Hard: only replay changes it.
     owner: str | None = None  # None: the anonymous principal.
     offsets: dict[str, StoredOffsets] = field(default_factory=dict)  # By topic, none empty.
     offset_count: int = 0
     generation: int = 0
     stable: GroupMetadata | None = None
     retention_ms: int | None = None  # None: the server's setting; -1: for ever.
-    # The last ones, by number % REBALANCES_KEPT.
+    # The latest ones, by number % REBALANCES_KEPT.
     rebalances: dict[int, Rebalance] = field(default_factory=dict)
-    # Where its last entry ends in the log of its partition; 0: in what was loaded.
+    # End offset of its latest entry in its partition's log; 0: within the loaded part.
     end_offset: int = 0
-    # What it takes in the log, and where it ended when that was looked up; see `maintenance`.
+    # Measured log usage in bytes, and the end offset at that time; see `maintenance`.
     log_bytes: int = 0
     measured_offset: int = -1
-    # Soft: lost in a crash, made anew from the hard state by a load.
+    # Soft: lost in a crash, and rebuilt from the hard state by a load.
     state: GroupState = GroupState.EMPTY
-    members: dict[str, Member] = field(default_factory=dict)  # In the order in which they joined.
+    members: dict[str, Member] = field(default_factory=dict)  # In the order of joining.
     # The member id that holds each group instance id.
     static: dict[str, str] = field(default_factory=dict)
     pending: dict[str, PendingId] = field(default_factory=dict)
-    # What became of members that are gone, in words.
+    # Why members were removed, in words, by member id.
     removals: dict[str, str] = field(default_factory=dict)
     rebalance: RunningRebalance | None = None
-    lag_samples: LagSamples | None = None  # None: it was never known.
-    pictures: tuple["Picture", ...] = ()  # Of its offsets, while somebody looks at them.
-    # What the members of the current generation subscribe to; None if one can't be read.
+    lag_samples: LagSamples | None = None  # None: no lag was ever known.
+    pictures: tuple["Picture", ...] = ()  # Snapshots of its offsets that are being read.
+    # Subscribed topics of the current generation; None if a subscription is opaque.
     subscribed: frozenset[str] | None = frozenset()
-    # Versions of the topic registry: up to which the assignment is known to be good, and
-    # up to which changes have made this group rebalance.
+    # Versions of the topic registry: up to the first one the assignment is known to be valid; up to
+    # the second one changes have already triggered a rebalance.
     topics_version: int = 0
     topics_triggered: int = 0
     protocol_type: str = ""
     protocol: str | None = None
     leader: str | None = None
-    is_recovering: bool = False  # Loaded at a generation that was told and never assigned.
+    is_recovering: bool = False  # Loaded at a generation that was announced but never assigned.
     is_initial: bool = False  # In the initial rebalance delay.
-    member_added: bool = False  # Since the last look at the initial delay.
+    member_added: bool = False  # Since the last check of the initial delay.
     initial_delay_ms: int = 0
     initial_remaining_ms: int = 0
     join_timer: Timer = field(init=False)
     sync_timer: Timer = field(init=False)
-    # Counters, so that 10,000 members joining cost 10,000 steps and not their square.
+    # Counters, so that a join of 10,000 members takes linear time, not quadratic.
     parked_joins: int = 0
     unsynced: int = 0
     answer_bytes: int = 0
     record_bytes: int = 0
-    # How many members offer each protocol, and want the topics of each pattern.
+    # Number of members that offer each protocol, and that have each pattern.
     support: dict[str, int] = field(default_factory=dict)
     patterns: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the timers of the barriers."""
+        """Create the timers of the two barriers."""
         self.join_timer = Timer(TimerKind.JOIN, self.group_id)
         self.sync_timer = Timer(TimerKind.SYNC, self.group_id)
 
     @property
     def known_version(self) -> int:
-        """Up to which version of the topics nothing is news to it."""
+        """Version of the topics up to which all changes are handled."""
         return max(self.topics_version, self.topics_triggered)
 
     def is_hard(self) -> bool:
-        """Say whether the log knows of it: a first member that has not joined is soft."""
+        """Return whether the log has records of it; a group awaiting its first member is soft."""
         return bool(
             self.generation
             or self.offsets
@@ -105,7 +105,7 @@ class Group:
         )
 
     def without_soft_state(self) -> "Group":
-        """Return what a replay of the log would make of it."""
+        """Return the group as a replay of the log would restore it."""
         return Group(
             self.group_id,
             self.share,
@@ -122,11 +122,10 @@ class Group:
         )
 
     def move(self, trigger: Trigger) -> None:
-        """Take the edge of the state table for *trigger*."""
         self.state = next_state(self.state, trigger)
 
     def add(self, member: Member) -> None:
-        """Make *member* part of the group; the first one leads."""
+        """Add *member*; the first member becomes the leader."""
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
             self.static[member.group_instance_id] = member.member_id
@@ -135,7 +134,7 @@ class Group:
         self._count(member, 1)
 
     def drop(self, member: Member) -> None:
-        """Take *member* out; its parked requests must have been answered."""
+        """Remove *member*; its parked requests must have been answered."""
         del self.members[member.member_id]
         if member.group_instance_id is not None:
             del self.static[member.group_instance_id]
@@ -147,7 +146,7 @@ class Group:
             self.leader = next(iter(self.members), None)
 
     def replace(self, old: Member, new: Member) -> None:
-        """Put *new* where *old* is: the same instance, with its place and what it owns."""
+        """Replace *old* by *new*: the same instance, which keeps its position and assignment."""
         self._count(old, -1)
         self._count(new, 1)
         in_order = [new if member is old else member for member in self.members.values()]
@@ -161,9 +160,9 @@ class Group:
         new.assignment, new.owned, new.former = old.assignment, old.owned, old.former
 
     def find(self, member_id: str, instance_id: str | None) -> tuple[Member | None, int]:
-        """Return the member with both ids, or why there is none: 25, or 82 if another holds it.
+        """Return the member with both ids, or an error: 25 if unknown, 82 if another id is current.
 
-        A static member may leave its instance id out.
+        A static member may omit its instance id.
         """
         if instance_id is not None:
             holder = self.static.get(instance_id)
@@ -173,7 +172,7 @@ class Group:
         return member, _UNKNOWN if member is None else 0
 
     def note_removal(self, member_id: str, why: str) -> None:
-        """Remember what became of a member, for when it asks."""
+        """Store why a member was removed, for the answers to its later requests."""
         if len(self.removals) >= REMOVALS_MAX:
             del self.removals[next(iter(self.removals))]
         self.removals[member_id] = why
@@ -181,7 +180,7 @@ class Group:
     def update(
         self, member: Member, protocols: tuple[JoinProtocol, ...], topic_pattern: str | None
     ) -> None:
-        """Let *member* offer *protocols*, and want the topics that match, from now on."""
+        """Replace the protocols and the topic pattern of *member*."""
         self._count(member, -1)
         member.protocols = protocols
         member.topic_pattern = topic_pattern
@@ -198,7 +197,7 @@ class Group:
     def supports(
         self, protocol_type: str, protocols: Iterable[JoinProtocol], instead_of: Member | None
     ) -> bool:
-        """Say whether a member with these protocols fits the others."""
+        """Return whether a member with these protocols is compatible with the others."""
         if not self.members:
             return bool(protocol_type) and any(True for _ in protocols)
         everyone = len(self.members)
@@ -209,10 +208,10 @@ class Group:
         )
 
     def vote(self) -> str:
-        """Return the protocol that most members prefer among those that all support.
+        """Return the protocol that most members prefer among those supported by all.
 
-        Each votes for its own first choice among them. A tie goes to the protocol that was
-        voted for first, in the order in which the members joined.
+        Each member votes for its first choice among them. In a tie, the protocol voted for first
+        wins, in the members' order of joining.
         """
         everyone = len(self.members)
         votes: dict[str, int] = {}
@@ -222,9 +221,9 @@ class Group:
         return max(votes, key=votes.__getitem__)
 
     def choose_leader(self) -> str:
-        """Return who leads the next generation, out of those whose JoinGroup is parked.
+        """Return the leader of the next generation, one of the members with a parked JoinGroup.
 
-        The leader stays if it came back. A drained member leads only if all are drained.
+        The leader stays if it rejoined. A drained member leads only if all are drained.
         """
         back = [m for m in self.members.values() if m.join is not None]
         candidates = [m.member_id for m in back if not m.drained]
@@ -232,10 +231,10 @@ class Group:
         return self.leader if self.leader in candidates else candidates[0]
 
     def shown_members(self) -> tuple[JoinGroupMember, ...]:
-        """Return the members that the leader assigns to: all that aren't drained.
+        """Return the members that get assignments from the leader: all except drained ones.
 
-        A drained one that says it still has partitions, as cooperative members do, is shown
-        with these and no topics: so that nobody else gets them before it has given them up.
+        A drained member that still claims partitions, as cooperative members do, is included with
+        these and without topics, so that no other member gets them before it has given them up.
         """
         shown = []
         for m in self.members.values():
@@ -248,36 +247,35 @@ class Group:
         return tuple(shown)
 
     def rebalance_timeout_ms(self) -> int:
-        """Return the longest rebalance timeout of the members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
     def offset_of(self, topic: str, partition: int) -> CommittedOffset | None:
-        """Return what is committed for a partition, None if nothing is."""
+        """Return the commit of a partition, None if there is none."""
         stored = self.offsets.get(topic)
         return None if stored is None else stored.get(partition)
 
     def keep_in_pictures(self, topic: str, partitions: Collection[int]) -> None:
-        """Let pictures keep what is committed for *partitions*, which are about to change."""
+        """Let snapshots save the commits of *partitions*, which are about to change."""
         for picture in self.pictures:
             picture.keep(topic, partitions)
 
     def topics_wanted(self) -> frozenset[str] | None:
-        """Return the topics that the members subscribe to, None if one of them can't be read."""
+        """Return the topics that the members subscribe to, None if a subscription is opaque."""
         lists = {member.topics for member in self.members.values()}
         if None in lists:
             return None
         return frozenset(topic for topics in lists for topic in topics or ())
 
     def last_rebalance(self) -> int:
-        """Return the number of the last rebalance that ended, 0 for none."""
+        """Return the number of the last rebalance that ended, 0 without one."""
         return max((r.number for r in self.rebalances.values()), default=0)
 
     def all_joined(self) -> bool:
-        """Say whether every member has a JoinGroup parked and no given-out id is missing."""
+        """Return whether every member has a JoinGroup parked and no given-out id is unused."""
         return self.parked_joins == len(self.members) and not self.pending
 
     def is_unassigned(self) -> bool:
-        """Say whether the current generation was told but never assigned."""
+        """Return whether the current generation was announced but never assigned."""
         return self.generation > (0 if self.stable is None else self.stable.generation)
 
     def to_record(self, timestamp_ms: int, assignments: dict[str, bytes]) -> GroupMetadata:
@@ -309,47 +307,45 @@ class Group:
 
 
 class Picture:
-    """What a group has committed, as it was when the block began, however long that takes.
+    """A snapshot of a group's commits, taken when the ``with`` block begins.
 
-    Whatever changes an offset lets pictures keep the old one first. So to begin takes nothing, and
-    a change while somebody looks as much again as it is long.
+    Code that changes an offset first lets snapshots save the old one. Beginning a snapshot
+    therefore takes no time, and during one a change takes about twice as long.
     """
 
     __slots__ = ("_before", "_group")
 
     def __init__(self, group: Group | None) -> None:
         self._group = group
-        # Of each topic the partitions that have changed, with what was there; None: nothing.
+        # By topic, the changed partitions with their saved commits; None: there was none.
         self._before: dict[str, dict[int, PartitionOffset | None]] = {}
 
     def __enter__(self) -> Self:
-        """Begin."""
         if self._group is not None:
             self._group.pictures += (self,)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep nothing more."""
         if self._group is not None:
             self._group.pictures = tuple(p for p in self._group.pictures if p is not self)
 
     def keep(self, topic: str, partitions: Iterable[int]) -> None:
-        """Keep what there is of *partitions*, which are about to change."""
+        """Save the commits of *partitions*, which are about to change."""
         now, before = self._now(topic), self._before.setdefault(topic, {})
         for partition in partitions:
             if partition not in before:
                 before[partition] = now.get(partition)
 
     def topics(self) -> Collection[str]:
-        """Return those with an offset; only as the block begins."""
+        """Return the topics with an offset; valid only at the start of the block."""
         return () if self._group is None else self._group.offsets
 
     def partitions(self, topic: str) -> tuple[Collection[int], Collection[int]]:
-        """Return in two parts those that may have an offset."""
+        """Return the partitions that may have an offset, in two collections."""
         return self._now(topic), self._before.get(topic, ())
 
     def get(self, topic: str, partitions: Iterable[int]) -> list[PartitionOffset | None]:
-        """Return what was committed for *partitions*; None is nothing."""
+        """Return the commits of *partitions*; None: there was none."""
         now, before = self._now(topic), self._before.get(topic)
         if before is None:
             return list(map(now.get, partitions))
@@ -361,7 +357,7 @@ class Picture:
 
 
 def _add(counts: dict[str, int], name: str, by: int) -> None:
-    """Count *name*; what there is none of is not listed."""
+    """Add *by* to the count of *name*; zero counts are removed."""
     count = counts.get(name, 0) + by
     if count:
         counts[name] = count

@@ -1,22 +1,22 @@
-"""How far groups are behind: by partition, all groups in a few numbers, and how that changes.
+"""The lag of groups: by partition, as a summary of each group, and its change over time.
 
 Theory of operation
 ===================
 
-What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
-difference. A commit beyond the reported end has no known lag either: the report is old, or the
-commit is wrong. The lag of a group is the sum over the partitions of which it is known, beside how
-many they are not. In time it is as far behind as the partition that is furthest.
+Unknown numbers are -1, never 0: a missing commit, a missing end offset, and the lag computed from
+them. A commit beyond the reported end has an unknown lag, too: the report is old, or the commit is
+wrong. The lag of a group is the sum over the partitions with a known lag, next to the number of the
+others. Its lag in time is that of the partition furthest behind.
 
-All of that is computed in one place, a column of some partitions after the other (`lag_columns`):
-a partition alone takes three times as long.
+All of that is computed in one place, column by column for some partitions at a time
+(`lag_columns`): one partition at a time takes three times as long.
 
-Nothing keeps that sum up to date, as a commit would pay for it. Whoever asks has it added up. That
-may be long, so what goes over all groups is an iterator that pauses whenever its turn is over, and
-goes on when everybody else has had theirs. Groups may come and go meanwhile.
+The sum is not kept up to date, because every commit would pay for it. It is computed on request.
+That may take long, so iterators over all groups pause whenever their turn is over, and continue
+after other requests. Groups may appear and disappear in between.
 
-Once a minute the sum of each group is noted, so that it can be said how it changes, and the
-lag of each of its partitions. Such samples are soft: they begin anew with every load.
+Once a minute the sum of each group is stored, to show its change, and the lag of each partition.
+These samples are soft: they begin anew with every load.
 """
 
 import bisect
@@ -44,21 +44,21 @@ from protocol.messages import (
 )
 from protocol.partition import INT64_MAX, NO_OFFSET
 
-# Partitions that one turn looks at: half a millisecond. A group takes as long as ten of them.
+# Number of partitions read in one turn: half a millisecond. A group takes as long as ten of them.
 TURN_LOOKS: Final = 1_000
 GROUP_LOOKS: Final = 10
-# To find out how long a partition is behind, too, takes as long as so many looks.
+# Cost of a partition including its lag in time, in partitions.
 BEHIND_LOOKS: Final = 4
-# Partitions of one step, where whoever takes the steps measures them: some are ten times as long.
+# Partitions per step, where the caller measures the steps' time: some take ten times as long.
 STEP_LOOKS: Final = 200
-# Names that one turn puts in order.
+# Number of names sorted in one turn.
 TURN_NAMES: Final = 1_000
-# Numbers likewise.
+# Number of integers sorted in one turn.
 TURN_NUMBERS: Final = 5_000
 
 
 class Turn:
-    """What an iterator over groups may still look at before it pauses."""
+    """The work that an iterator over groups may do before it pauses."""
 
     __slots__ = ("_left",)
 
@@ -66,7 +66,7 @@ class Turn:
         self._left = TURN_LOOKS
 
     def is_over_after(self, looks: int) -> bool:
-        """Take note of *looks*; say whether to pause. After that the next turn begins."""
+        """Count *looks*; return whether to pause. The next turn begins after the pause."""
         self._left -= looks
         if self._left > 0:
             return False
@@ -75,10 +75,10 @@ class Turn:
 
 
 class LagColumns(NamedTuple):
-    """Some committed partitions of one topic of a group; -1 is what is not known.
+    """Columns of some committed partitions of one topic of a group; -1: unknown.
 
     Attributes:
-        behind_ms: How long each is behind; empty if that was not asked for.
+        behind_ms: Lag of each partition in time; empty if it was not requested.
     """
 
     partitions: list[int]
@@ -87,7 +87,6 @@ class LagColumns(NamedTuple):
     behind_ms: list[int]
 
     def first(self, count: int) -> "LagColumns":
-        """Return the first *count* partitions, or all."""
         if count >= len(self.partitions):
             return self
         return LagColumns(*(column[:count] for column in self))
@@ -96,7 +95,7 @@ class LagColumns(NamedTuple):
 def lag_columns(
     registry: Registry, topic: str, committed: Collection[PartitionOffset], now_ms: int | None
 ) -> LagColumns:
-    """Return how far some partitions of *topic* are behind, in time too if *now_ms* is given."""
+    """Return the lags of some partitions of *topic*, also in time if *now_ms* is given."""
     partitions = [one.partition for one in committed]
     offsets = [one.offset for one in committed]
     ends = list(map(registry.ends_of(topic).get, partitions))
@@ -113,29 +112,28 @@ def lag_columns(
 
 
 def chunks(stored: StoredOffsets, size: int) -> Iterator[list[PartitionOffset]]:
-    """Yield what is committed of a topic as it is now, *size* partitions at a time."""
+    """Yield the current commits of a topic, *size* partitions at a time."""
     committed = list(stored.offsets.values())
     for at in range(0, len(committed), size):
         yield committed[at : at + size]
 
 
 class LagSum:
-    """The lag of some committed partitions, added up.
+    """The sum of the lags of some committed partitions.
 
     Attributes:
-        committed: How many they are.
-        known: Of how many of them the lag is known.
-        offset_sum: Of the committed offsets.
+        committed: Number of these partitions.
+        known: Number of those with a known lag.
+        offset_sum: Sum of the committed offsets.
     """
 
     __slots__ = ("_behind_ms", "_is_vague", "_lag", "committed", "known", "offset_sum")
 
     def __init__(self) -> None:
         self.committed = self.known = self.offset_sum = self._lag = self._behind_ms = 0
-        self._is_vague = False  # Of one that is behind it isn't known since when.
+        self._is_vague = False  # For a partition that is behind, the start is unknown.
 
     def add(self, columns: LagColumns) -> None:
-        """Add some."""
         lags, behind_ms = columns.lags, columns.behind_ms
         unknown = lags.count(UNKNOWN)
         self.committed += len(lags)
@@ -147,21 +145,21 @@ class LagSum:
 
     @property
     def lag(self) -> int:
-        """In messages, where it is known."""
+        """Messages of the partitions with a known lag."""
         return min(self._lag, INT64_MAX) if self.known else UNKNOWN
 
     @property
     def behind_ms(self) -> int:
-        """Of the partition that is furthest behind in time, of those that are known."""
+        """Time of the partition furthest behind, among those with a known time."""
         is_unknown = not self.known or (self._is_vague and not self._behind_ms)
         return UNKNOWN if is_unknown else self._behind_ms
 
 
 class TotalLag(NamedTuple):
-    """The lag of a group: of how many partitions, of how many it is unknown, and of the others.
+    """The lag of a group: partitions, those with an unknown lag, and the lag of the others.
 
     Attributes:
-        behind_ms: That of the partition which is furthest behind in time, if it was asked for.
+        behind_ms: Time of the partition furthest behind, if requested.
     """
 
     partitions: int
@@ -173,14 +171,14 @@ class TotalLag(NamedTuple):
 def total_lag(
     core: Core, group: Group, turn: Turn, *, now_ms: int | None = None, minute: int | None = None
 ) -> Generator[None, None, TotalLag]:
-    """Add up the lag of *group*; pauses whenever *turn* is over.
+    """Compute the lag of *group*; pauses whenever *turn* is over.
 
     Args:
-        core: Whose group it is.
-        group: It may change, or go, while this pauses.
-        turn: How long to look without a pause.
-        now_ms: Look for how long it is behind in time, too.
-        minute: Note the lag of each partition as that of this minute.
+        core: The shard of the group.
+        group: May change, or be deleted, during a pause.
+        turn: The work until a pause.
+        now_ms: The monotonic time; if given, compute the lag in time, too.
+        minute: If given, store the lag of each partition as its sample of this minute.
     """
     total = LagSum()
     for topic, stored in list(group.offsets.items()):
@@ -200,7 +198,7 @@ def add_up(
     now_ms: int | None = None,
     minute: int | None = None,
 ) -> Iterator[None]:
-    """Add what a group has committed of *topic* to *total*; otherwise as `total_lag`."""
+    """Add the commits of *topic* to *total*; the other arguments are those of `total_lag`."""
     looks = 1 if now_ms is None else BEHIND_LOOKS
     for chunk in chunks(stored, TURN_LOOKS // looks):
         columns = lag_columns(registry, topic, chunk, now_ms)
@@ -212,7 +210,7 @@ def add_up(
 
 
 def _count_uncommitted(group: Group, turn: Turn) -> Generator[None, None, int]:
-    """Return how many partitions are owned of which nothing is committed."""
+    """Return the number of owned partitions without a commit."""
     missing = 0
     for member in list(group.members.values()):
         owned = iter(member.owned or ())
@@ -235,7 +233,7 @@ def _note_curves(stored: StoredOffsets, columns: LagColumns, minute: int) -> Non
 
 
 def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
-    """Note the lag of each group as that of *minute*; pauses whenever *turn* is over."""
+    """Store the lag of each group as its sample of *minute*; pauses whenever *turn* is over."""
     for group_id in list(core.groups):
         group = core.groups.get(group_id)
         if group is None:
@@ -253,7 +251,7 @@ def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
 
 
 class Order:
-    """The groups of a shard in their order, which is made at a first page and kept for the next."""
+    """The sorted groups of a shard, computed for a first page and kept for the next ones."""
 
     __slots__ = ("_core", "_kept")
 
@@ -262,11 +260,11 @@ class Order:
         self.forget()
 
     def forget(self) -> None:
-        """Have the next page make it anew; one that is being made is not kept."""
+        """Drop the kept order; an order that is being computed is not kept either."""
         self._kept: list[list[str]] = []
 
     def group_ids(self, *, is_first_page: bool) -> Generator[None, None, list[str]]:
-        """Return the ids in their order; pauses in between, if it has to be made."""
+        """Return the sorted ids; pauses while it sorts them."""
         kept = self._kept
         if is_first_page or not kept:
             kept[:] = [(yield from in_order(self._core.groups))]
@@ -274,9 +272,9 @@ class Order:
 
 
 class Summaries:
-    """Tells of all groups of a shard in their order, which is made once for all pages.
+    """Summarizes all groups of a shard by id; the order is computed once for all pages.
 
-    Groups that come after the first page are missing in the others.
+    Groups created after the first page are missing in the others.
     """
 
     __slots__ = ("_core", "_order")
@@ -286,7 +284,6 @@ class Summaries:
         self._order = Order(core)
 
     def stop(self) -> None:
-        """Forget the order."""
         self._order.forget()
 
     def after(
@@ -297,9 +294,9 @@ class Summaries:
         now_ms: int,
         turn: Turn,
     ) -> Iterator[GroupSummary | None]:
-        """Yield the groups that are asked for, from the one after *group_id* on ("": the first).
+        """Yield the requested visible groups after *group_id* ("": from the first).
 
-        They are of those that *sees_group* shows. It yields None whenever *turn* is over.
+        Yields None whenever *turn* is over.
         """
         states = frozenset(state.lower() for state in request.states)
         order = yield from self._order.group_ids(is_first_page=not group_id)
@@ -319,7 +316,7 @@ class Summaries:
 
 
 def in_order(*names: Collection[str]) -> Generator[None, None, list[str]]:
-    """Return *names* sorted, each once; pauses in between."""
+    """Return *names* sorted, without duplicates; pauses in between."""
     unsorted = chain.from_iterable([list(some) for some in names])
     runs: list[list[str]] = []
     while run := sorted(set(islice(unsorted, TURN_NAMES))):
@@ -337,10 +334,10 @@ def in_order(*names: Collection[str]) -> Generator[None, None, list[str]]:
 
 
 def numbers_in_order(*numbers: Iterable[int]) -> Generator[None, None, list[int]]:
-    """Return *numbers* sorted, each once; pauses in between.
+    """Return *numbers* sorted, without duplicates; pauses in between.
 
-    They are sorted in runs, and then a stretch of all runs at a time. Samples of each run, evenly
-    spaced, say where a stretch ends, so that no stretch is much longer than a run.
+    Runs are sorted first, then merged one value range at a time. Evenly spaced samples of each run
+    set the ranges' bounds, so that no range is much longer than a run.
     """
     unsorted = list(chain.from_iterable(numbers))
     if len(unsorted) <= TURN_NUMBERS:
@@ -385,7 +382,7 @@ def _summary(group: Group, total: TotalLag, max_samples: int, now_ms: int) -> Gr
 def owners_of(
     group: Group, topic: str | None, turn: Turn
 ) -> Generator[None, None, dict[str, dict[int, str]]]:
-    """Return who owns what, of one topic or of all: topic -> partition -> member id."""
+    """Return the owners of one topic or of all: topic -> partition -> member id."""
     found: dict[str, dict[int, str]] = {}
     for member in list(group.members.values()):
         owned = iter(member.owned or ())
@@ -403,9 +400,9 @@ def owners_of(
 def describe_lag(
     core: Core, group_id: str, sees_topic: Callable[[str], bool], max_bytes: int
 ) -> Generator[None, None, DescribeLagResponse | None]:
-    """Return the lag of every partition that the group has committed or owns, in slices.
+    """Return the lag of every committed or owned partition of the group, in steps.
 
-    It is of the topics that *sees_topic* shows. None: it takes more than *max_bytes*.
+    The answer has only topics that *sees_topic* shows. None: over *max_bytes*.
     """
     group = core.groups.get(group_id)
     if group is None:

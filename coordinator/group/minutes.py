@@ -1,15 +1,15 @@
-"""A number of each of many partitions in each of the last minutes: soft, and small.
+"""A number per partition and minute, for the last 60 minutes: soft, and compact in memory.
 
 Theory of operation
 ===================
 
-The partitions of a topic lie in blocks of 128. A block has one flat array, so that neither the
-allocator nor the garbage collector sees a partition: a column of numbers for each that was ever
-noted, in the order in which they came. So a topic may have any partitions, and they cost no more
-than they are; and one that grows adds columns, and moves none.
+The partitions of a topic are stored in blocks of 128. A block has one flat array, so that neither
+the allocator nor the garbage collector handles single partitions. The array has one column of
+numbers per partition, in the order in which partitions were added. Memory is therefore used only
+for partitions that exist, whatever their numbers; a growing topic adds columns, and moves none.
 
-A column is a ring: the number of minute m lies at m % 60. A block knows its newest minute alone;
-the first that is noted in a later one turns the whole block to it.
+A column is a ring: the number of minute m is at m % 60. A block stores only its newest minute; the
+first number of a later minute advances the whole block.
 """
 
 from array import array
@@ -28,9 +28,9 @@ class Block(Struct, eq=False, gc=False):
     """The columns of some partitions.
 
     Attributes:
-        places: The last bits of each partition, in the order of the columns.
+        places: The low bits of each partition, in the order of the columns.
         cells: The columns, one after the other.
-        minute: The newest.
+        minute: The newest minute.
     """
 
     cells: "array[Any]"
@@ -38,16 +38,16 @@ class Block(Struct, eq=False, gc=False):
     places: bytes = b""
 
     def place(self, partition: int) -> int:
-        """Return which column is that of *partition*, -1 for none."""
+        """Return the index of the column of *partition*, -1 without one."""
         return self.places.find(partition & _IN_BLOCK)
 
 
 class Minutes:
-    """The partitions of one topic.
+    """Columns of the partitions of one topic.
 
     Attributes:
-        COLUMN: An empty column. What follows its 60 minutes is left alone.
-        CARRIED: The cell with which a minute begins in which nothing is noted; None: unknown.
+        COLUMN: An empty column. Cells after the 60 minutes are not changed here.
+        CARRIED: The cell whose value starts a minute without new numbers; None: unknown.
     """
 
     COLUMN: ClassVar["array[Any]"]
@@ -59,7 +59,7 @@ class Minutes:
         self._blocks: dict[int, Block] = {}
 
     def find(self, partition: int) -> tuple[Block, int] | None:
-        """Return where the column of *partition* begins, None if it has none."""
+        """Return the block and start of the column of *partition*, None without one."""
         block = self._blocks.get(partition >> BLOCK_BITS)
         if block is None:
             return None
@@ -67,13 +67,13 @@ class Minutes:
         return None if place < 0 else (block, place * len(self.COLUMN))
 
     def add(self, partition: int, minute: int) -> tuple[Block, int]:
-        """Make the column of a *partition* that has none; return where it begins."""
+        """Create the column of a *partition* without one; return its block and start."""
         place = bytes((partition & _IN_BLOCK,))
         block = self._blocks.get(partition >> BLOCK_BITS)
         if block is None:
             block = self._blocks[partition >> BLOCK_BITS] = Block(self.COLUMN[:], minute, place)
             return block, 0
-        if block.minute < minute:  # The new column has no part in what was before.
+        if block.minute < minute:  # The new column must not take part in earlier minutes.
             self.turn(block, minute)
         at = len(block.cells)
         block.places += place
@@ -81,7 +81,7 @@ class Minutes:
         return block, at
 
     def put(self, minute: int, numbers: Mapping[int, float]) -> None:
-        """Note the numbers of some partitions in *minute*, which is no earlier than any noted."""
+        """Store the numbers of some partitions for *minute*, which is not before any stored one."""
         slot, step, latest = minute % SAMPLES_KEPT, len(self.COLUMN), -1
         for partition, number in numbers.items():
             if partition >> BLOCK_BITS != latest:
@@ -96,7 +96,7 @@ class Minutes:
             block.cells[at + slot] = number
 
     def turn(self, block: Block, minute: int) -> None:
-        """Begin *minute*, and those that were missed before it."""
+        """Advance the block to *minute*, filling the minutes skipped before it."""
         cells, step = block.cells, len(self.COLUMN)
         before = cells[self.CARRIED or 0 :: step]
         if self.CARRIED is None:
@@ -115,7 +115,7 @@ class LagCurves(Minutes):
     __slots__ = ()
 
     def last(self, partition: int, minute: int) -> tuple[int, ...]:
-        """Return the lags of *partition* up to *minute*, the oldest that is known first.
+        """Return the lags of *partition* up to *minute*, beginning with the oldest known one.
 
         The sample of *minute* itself may not have been taken yet.
         """

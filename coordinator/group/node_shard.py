@@ -1,11 +1,11 @@
-"""What belongs to the node and to no group, in the form of a shard: its own partition of the log.
+"""The node's own partition of the log, with the interface of a shard: topics, rules, users, quotas.
 
-Topics, rules of access, users and quotas lie there. None of them knows another: each says which
-records and requests are its own, and this hands them on.
+Each of these subjects is independent, and names its own types of records and requests, which are
+dispatched here.
 
-What a change of topics means for groups is not decided here: `take_changes` tells the shards of
-groups (see `maintenance`), and when each of them has removed a deleted topic's offsets, the topic
-is forgotten (`forget`).
+Effects of topic changes on groups are decided elsewhere: `take_changes` returns the changes for the
+group shards (see `maintenance`). A deleted topic is forgotten (`forget`) once every shard has
+removed its offsets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,22 +21,22 @@ from protocol.messages import Request
 
 
 class Subject(Protocol):
-    """One of the things that lie in the node's partition."""
+    """One kind of state in the node's partition."""
 
     handlers: Handlers
 
     def replay(self, record: Any) -> object:
-        """Apply one record of its own."""
+        """Apply one record of this subject."""
 
     def loaded(self) -> None:
-        """Start to serve what was replayed."""
+        """Start to serve the replayed state."""
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all state."""
 
 
 class HardNode(NamedTuple):
-    """What a crash leaves of the node's partition."""
+    """Hard state of the node's partition: what survives a crash."""
 
     topics: HardRegistry
     rules: tuple[acls.Rule, ...]
@@ -45,17 +45,17 @@ class HardNode(NamedTuple):
 
 
 class NodeShard:
-    """The same shape as `GroupShard` for whoever runs it: `replay`, `loaded`, then the rest.
+    """The node's own partition, used like a `GroupShard`: `replay`, `loaded`, then the rest.
 
     Attributes:
-        registry: The topics, as groups ask for them.
+        registry: The topics, for lookups by groups.
         rules: The rules of access.
-        users: Those who can log in with a password.
-        quotas: How much each may take.
+        users: The users with a password.
+        quotas: The quotas of principals.
         describe: See `Topics.describe`; likewise ``length``.
         take_changes: See `Topics.take_changes`.
         topic_facts: See `facts.topic_end_facts`.
-        storage_full: Whether only what removes goes on.
+        storage_full: Whether only requests that remove something succeed.
     """
 
     def __init__(self, registry_: Registry) -> None:
@@ -72,7 +72,7 @@ class NodeShard:
         self.take_changes = topics.take_changes
         self.topic_facts = partial(facts.topic_end_facts, registry_)
         self._end_offset = 0
-        self._latest: Outcome | None = None  # The decision in the making, see `interrupted`.
+        self._latest: Outcome | None = None  # The current decision, see `interrupted`.
         of_subject: Final[Mapping[Subject, Iterable[type]]] = {
             topics: registry.WRITERS,
             self.rules: acls.WRITERS,
@@ -90,15 +90,14 @@ class NodeShard:
     # --- life -------------------------------------------------------------------------------
 
     def begin_replay(self, now: Now) -> None:
-        """Note when what comes is replayed."""
+        """Set the time of the replay."""
         self.registry.now_ms = (now.mono_ms, now.wall_ms)
 
     def replay(self, record: NodeRecord) -> None:
-        """Apply one record of the log."""
         self._replay[type(record)](record)
 
     def caught_up(self) -> None:
-        """Let groups, and whoever asks who may do what, look at what was replayed."""
+        """Make the replayed state visible to groups and to authorization."""
         for subject in self._subjects:
             subject.loaded()
 
@@ -108,21 +107,20 @@ class NodeShard:
         return []
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-        """Do the same, in the form of a shard of groups."""
+        """Call `loaded`, in the form of a shard of groups."""
         yield self.loaded(now())
 
     def unload(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
-        """Stop serving and forget everything."""
+        """Stop serving and remove all state."""
         for subject in self._subjects:
             subject.reset()
         return []
 
     def rest(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:  # noqa: ARG002  as above
-        """Stop serving; groups go on looking at what is there."""
+        """Stop serving; groups continue to read the state."""
         return iter(())
 
     def hard_state(self) -> HardNode:
-        """Return what a crash would leave."""
         return HardNode(
             self.registry.hard_state(),
             self.rules.hard_state(),
@@ -131,26 +129,26 @@ class NodeShard:
         )
 
     def next_deadline_ms(self) -> int | None:
-        """Return None: nothing here waits for the time."""
+        """Return None: there are no deadlines."""
         return None
 
     def shift_deadlines(self, by_ms: int) -> None:
-        """Do nothing, as there are no deadlines."""
+        """Do nothing: there are no deadlines."""
 
     def expire(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
-        """Return nothing, as there are no deadlines."""
+        """Return nothing: there are no deadlines."""
         return []
 
     def released(self, member: object, now: Now) -> None:
         """Do nothing: no reply of this shard belongs to a member."""
 
     def kept(self, group_id: str, end_offset: int) -> None:  # noqa: ARG002  as above
-        """Note that what was decided is in the log, up to *end_offset*."""
+        """Note that the decisions so far are in the log, up to *end_offset*."""
         self._end_offset = end_offset
         self._topics.kept(end_offset)
 
     def end_offset(self, group_id: str) -> int:  # noqa: ARG002  as above
-        """Return the end offset of the last entry: what is known waits for that."""
+        """Return the end offset of the last entry: replies wait for it."""
         return self._end_offset
 
     def withdraw(self, token: object, now: Now) -> Outcome | None:  # noqa: ARG002  as above
@@ -159,11 +157,11 @@ class NodeShard:
 
     @property
     def has_parked(self) -> bool:
-        """Return False, likewise."""
+        """Return False: no request is ever parked here."""
         return False
 
     def interrupted(self) -> Outcome | None:
-        """Return what a `handle` or `forget` that raised had decided, if it had begun."""
+        """Return the outcome of a `handle` or `forget` that raised, None if it had not begun."""
         return self._latest
 
     # --- deciding ---------------------------------------------------------------------------
@@ -172,7 +170,7 @@ class NodeShard:
         """Decide one request; its reply is gated.
 
         Raises:
-            KeyError: It is none that changes topics, rules, users or quotas.
+            KeyError: The request doesn't change topics, rules, users or quotas.
         """
         self._latest = None
         handler = self._handlers[type(request)]
@@ -181,8 +179,8 @@ class NodeShard:
         return step.outcome
 
     def forget(self, purged: Iterable[str]) -> Outcome:
-        """Forget deleted topics that no group has offsets of any more."""
-        step = self._step(Now(0, 0), NOBODY)  # It asks for neither.
+        """Forget deleted topics without any remaining offsets of groups."""
+        step = self._step(Now(0, 0), NOBODY)  # Neither time nor caller is used.
         self._topics.forget(purged, step)
         return step.outcome
 

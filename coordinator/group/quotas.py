@@ -1,6 +1,6 @@
-"""How much a principal may take: its quotas, or for those that it hasn't the default's.
+"""Quotas of principals; the default's quotas apply where a principal has none of its own.
 
-What each quota counts says `protocol.quotas.QUOTAS`.
+`protocol.quotas.QUOTAS` describes what each quota limits.
 """
 
 import bisect
@@ -26,7 +26,7 @@ from protocol.messages import (
 from protocol.quotas import DEFAULT, QUOTAS
 
 QUOTA: Final = 1022
-# Principals with quotas: all of them fit one answer.
+# Maximum number of principals with quotas: all of them fit one answer.
 PRINCIPALS_MAX: Final = 10_000
 
 _OK: Final = ErrorCode.NONE.value
@@ -34,9 +34,9 @@ _Refusal = tuple[ErrorCode, str]
 
 
 class QuotaSet(NamedTuple):
-    """A quota as it is from here on; None: there is none."""
+    """The value of a quota from here on; None: it is removed."""
 
-    principal: str  # DEFAULT: everybody who has no quota of this key himself.
+    principal: str  # DEFAULT: every principal without a quota of this key.
     key: str
     value: int | None
 
@@ -45,32 +45,31 @@ QuotaRecord = QuotaSet
 
 
 class Quotas:
-    """All quotas. `replay` alone changes them.
+    """All quotas; only `replay` changes them.
 
     Attributes:
-        version: Rises with each change.
-        handlers: What decides the requests that change quotas.
+        version: Incremented by each change.
+        handlers: Handlers of the requests that change quotas, by request type.
     """
 
     def __init__(self, changed: Callable[[str | None], None] = lambda _: None) -> None:
-        """Make it; *changed* is called with whose quotas are others now, None for all."""
+        """Begin empty; *changed* gets the principal whose quotas changed, None for all."""
         self.version = 0
         self._changed = changed
         self.handlers: Handlers = {AlterClientQuotasRequest: self._alter}
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self.version += 1
         self._of: dict[str, dict[str, int]] = {}
-        self._principals: list[str] = []  # Of those, sorted.
+        self._principals: list[str] = []  # The keys of `_of`, sorted.
         self._changed(None)
 
     def loaded(self) -> None:
-        """Start to serve."""
+        """Do nothing: quotas are in force as soon as they are replayed."""
 
     def replay(self, record: QuotaRecord) -> None:
-        """Apply one record. It can't fail."""
+        """Apply one record. Never raises."""
         self.version += 1
         principal, key, value = record
         if principal not in self._of:
@@ -86,7 +85,7 @@ class Quotas:
         self._changed(None if principal == DEFAULT else principal)
 
     def hard_state(self) -> tuple[QuotaSet, ...]:
-        """Return all quotas, by principal and key."""
+        """Return all quotas, sorted by principal and key."""
         return tuple(
             QuotaSet(principal, key, value)
             for principal, quotas in sorted(self._of.items())
@@ -94,7 +93,7 @@ class Quotas:
         )
 
     def limit(self, principal: str, key: str) -> int | None:
-        """Return the quota *key* of a principal, None if nothing limits it."""
+        """Return the quota *key* of a principal, None if unlimited."""
         for whose in (principal, DEFAULT):
             value = self._of.get(whose, {}).get(key)
             if value is not None:
@@ -153,11 +152,10 @@ class Quotas:
     def describe(
         self, request: DescribeClientQuotasRequest, max_bytes: int
     ) -> Generator[None, None, DescribeClientQuotasResponse | None]:
-        """Return what is set, of some principals or of all; packed, in slices.
+        """Return the quotas of some principals or of all, packed, in steps; None: over *max_bytes*.
 
-        It has the principals of the moment in which it begins, and what each of them has when it
-        comes to it; of those that have nothing any more nothing. None: it takes more than
-        *max_bytes*.
+        The answer has the principals that exist at its start, each with its quotas at the time when
+        it is packed; principals without quotas by then are left out.
         """
         names = self._principals.copy()
         if request.principals is not None:

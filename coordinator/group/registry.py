@@ -1,11 +1,11 @@
-"""Which topics there are: their records in the log, what groups ask, and what a crash leaves.
+"""The topic registry: its records in the log, lookups for groups, and its hard state.
 
-Every structural change (a new topic, one that grew, one that is deleted) raises the version.
-So "what changed since my assignment was made?" is one comparison for nearly every group that
-asks, and a walk over the newer changes for the rest.
+Every structural change (a topic is new, grew, or is deleted) increments the version. For nearly
+every group, "what changed since my assignment was made?" is therefore one comparison; for the rest
+it is an iteration over the newer changes.
 
-A topic is the scope of its log entries, so that forgetting it is one entry. What belongs to no
-topic lies in the scope "".
+A topic is the scope of its log entries, so that forgetting it takes one entry. Records of no topic
+have the scope "".
 """
 
 import bisect
@@ -27,48 +27,50 @@ TOPIC: Final = 1010
 TOPIC_END: Final = 1011
 REGISTRY: Final = 1012
 ENDS_REPEATED: Final = 1013
-# The tombstone of a scope, as for groups: everything of the topic that is older is gone.
+# Tombstone of a scope, as for groups: it deletes all older records of the topic.
 TOPIC_FORGOTTEN: Final = GROUP_DELETED
 
-# Only a topic that bounds no commits is written so: what older code can read, it still can.
+# Only topics that don't bound commits are written in this version, so that older releases can still
+# read the others.
 OBSERVED_VERSION: Final = 1
-# Likewise only what belongs to somebody who said who he is.
+# Likewise only topics with an authenticated owner.
 OWNED_VERSION: Final = 2
 
-# Matching a pattern against 100,000 topics takes long, so what matched is kept for the patterns
-# that were used last: at most so many, and so many names in all of them.
+# Matching a pattern against 100,000 topics takes long. The results of the most recently used
+# patterns are therefore kept: the maximum numbers of patterns, and of names in all results.
 PATTERNS_KEPT: Final = 4_096
 NAMES_KEPT: Final = 1_000_000
-# Of one compiled pattern. RE2's time is linear in the length of the name, but also in the number of
-# instructions that the pattern compiles to, if it needs more states than this memory holds: then a
-# name of 249 bytes may take a microsecond for each of them.
+# Memory of one compiled pattern, in bytes, and its maximum number of instructions. RE2's time is
+# linear in the length of the name. If a pattern needs more states than this memory holds, the time
+# is also linear in the number of its instructions: a name of 249 bytes may take a microsecond per
+# instruction.
 PATTERN_MEMORY_BYTES: Final = 1024 * 1024
 PATTERN_INSTRUCTIONS_MAX: Final = 1_000
-# A list of names, which is as long as it likes: RE2 is in few states at a time.
+# A list of names, of any length: RE2 is in few states at a time.
 _LIST_OF_NAMES: Final = re.compile(r"(?:[^*+?{}()\[\]\\]|\\[.|-])*")
-# The least that matching a name takes.
+# Minimum time of matching a name, in microseconds.
 _MATCH_US: Final = 4
-# Changes beyond twice the number of topics and this are folded to one per topic.
+# Beyond twice the number of topics plus this number, changes are folded to one per topic.
 CHANGES_SLACK: Final = 1_000
 
 UNKNOWN_COUNT: Final = -1
 
 
 class TopicRegistered(NamedTuple):
-    """A topic as it is from here on."""
+    """State of a topic from here on."""
 
     topic: str
     partition_count: int
-    hosts: tuple[PartitionHosts, ...]  # By partition.
-    is_deleted: bool  # Nobody sees it any more, but offsets of it may still be there.
-    version: int  # Of the registry, when the topic's structure last changed.
-    # Only consumers have told of it. They may not know all of it, so it bounds no commits.
+    hosts: tuple[PartitionHosts, ...]  # Sorted by partition.
+    is_deleted: bool  # No longer visible, but groups may still have offsets of it.
+    version: int  # Version of the registry when the topic's structure last changed.
+    # Reported by consumers only, which may not know all partitions: it doesn't bound commits.
     is_observed: bool = False
     owner: str | None = None  # None: the anonymous principal.
 
 
 class EndReported(NamedTuple):
-    """How far one partition reaches."""
+    """End offset of one partition."""
 
     topic: str
     partition: int
@@ -77,25 +79,25 @@ class EndReported(NamedTuple):
 
 
 class EndsRepeated(NamedTuple):
-    """Some partitions of a topic were reported again, and reach as far as before.
+    """Repeated reports of some partitions of a topic, with unchanged end offsets.
 
     In the log one wide entry stands for all of them.
     """
 
     topic: str
     partitions: tuple[int, ...]
-    reported_ms: tuple[int, ...]  # Of each.
+    reported_ms: tuple[int, ...]  # One for each partition.
 
 
 class RegistryChanged(NamedTuple):
-    """The registry as a whole."""
+    """Version numbers of the whole registry."""
 
     version: int
-    last_deletion_version: int  # The version that the latest deletion of a topic made.
+    last_deletion_version: int  # Version of the latest deletion of a topic.
 
 
 class TopicForgotten(NamedTuple):
-    """The topic, and everything that was known of it, is gone."""
+    """A topic was forgotten, with all its records."""
 
     topic: str
 
@@ -104,15 +106,14 @@ TopicRecord = TopicRegistered | EndReported | EndsRepeated | RegistryChanged | T
 
 
 class TopicChange(NamedTuple):
-    """One structural change, as groups are told of it."""
+    """One structural change, as passed to groups."""
 
-    version: int  # Of the registry, which the change made.
+    version: int  # Version of the registry after the change.
     topic: str
-    before: int  # Partitions; 0 if it was new, UNKNOWN_COUNT if that isn't known any more.
-    after: int  # 0: it was deleted.
+    before: int  # Partitions; 0: the topic is new; UNKNOWN_COUNT: not known any more.
+    after: int  # Partitions; 0: the topic was deleted.
 
     def __str__(self) -> str:
-        """Say it in words."""
         if not self.after:
             return f"topic {self.topic} was deleted"
         if self.before == UNKNOWN_COUNT:
@@ -128,8 +129,8 @@ class Topic:
     """One topic.
 
     Attributes:
-        open_partitions: How many partitions it has, 0 once it is deleted.
-        commit_bound: Commits are for partitions below it.
+        open_partitions: Its number of partitions, 0 once it is deleted.
+        commit_bound: Commits are accepted for partitions below this number.
     """
 
     __slots__ = (
@@ -155,7 +156,7 @@ class Topic:
         self.commit_bound = INT32_MAX + 1 if is_open else self.open_partitions
 
     def record(self, name: str) -> TopicRegistered:
-        """Return the record that leaves it as it is."""
+        """Return the record that restores this state."""
         return TopicRegistered(
             name,
             self.partition_count,
@@ -168,27 +169,27 @@ class Topic:
 
 
 def host_bytes(hosts: Iterable[PartitionHosts]) -> int:
-    """Return how long the names in *hosts* are, all together."""
+    """Return the total length of the names in *hosts*."""
     return sum([len(name) for item in hosts for name in item.hosts])
 
 
 def _log_bytes(name: str, topic: Topic) -> int:
-    """Return what *topic* takes in the log once all of its ends are known."""
+    """Return the bytes of *topic* in the log, with an end offset for every partition."""
     ends_bytes = topic.partition_count * (LogSize.PARTITION + len(name))
     return LogSize.TOPIC + utf8_bytes([name]) + host_bytes(topic.hosts) + ends_bytes
 
 
 class HardRegistry(NamedTuple):
-    """What a crash leaves of the registry."""
+    """Hard state of the registry: what survives a crash."""
 
     version: int
     last_deletion_version: int
-    topics: tuple[TopicRegistered, ...]  # By name.
-    ends: tuple[EndReported, ...]  # By topic and partition.
+    topics: tuple[TopicRegistered, ...]  # Sorted by name.
+    ends: tuple[EndReported, ...]  # Sorted by topic and partition.
 
 
 class InvalidPattern(ValueError):
-    """The pattern is no regular expression of RE2's syntax, or compiles to too much."""
+    """The pattern is not valid in RE2's syntax, or compiles to too many instructions."""
 
 
 class _Matches:
@@ -197,8 +198,8 @@ class _Matches:
     __slots__ = ("cost_us", "names", "version")
 
     def __init__(self, size: int) -> None:
-        # Of one name, at most: what was measured of the worst patterns of that size. A list of
-        # names may be larger than it is costly.
+        # Maximum time per name, measured with the worst patterns of this size. The size of a list
+        # of names overstates its cost.
         size = min(size, PATTERN_INSTRUCTIONS_MAX)
         self.cost_us = _MATCH_US + size * size // 500
         self.names: list[str] = []
@@ -209,12 +210,12 @@ class _Matches:
         return at < len(self.names) and self.names[at] == topic
 
 
-@lru_cache(maxsize=128)  # Each with its memory.
+@lru_cache(maxsize=128)  # Each uses up to PATTERN_MEMORY_BYTES.
 def _compiled(pattern: str) -> Any:
     """Return the compiled *pattern*.
 
     Raises:
-        InvalidPattern: It is no regular expression, or too large a one.
+        InvalidPattern: The pattern is no regular expression, or too large.
     """
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY_BYTES
@@ -234,54 +235,54 @@ def _compiled(pattern: str) -> Any:
 
 
 def _does_match(regex: Any, name: str) -> bool:
-    # As bytes: the wrapper maps the offsets of a str's match back, which nobody wants.
+    # Bytes, because for a str the wrapper converts the match's offsets, which are not used.
     return regex.fullmatch(name.encode()) is not None
 
 
 class Registry:
-    """All topics. Groups only read it; `replay` alone changes what is hard.
+    """All topics. Groups only read it; only `replay` changes hard state.
 
     Attributes:
-        version: Of what is in memory.
-        now_ms: When what comes is replayed, monotonic and by the clock of the day.
-        logs_repeats: Whether all nodes read `EndsRepeated`.
-        durable_version: Up to which version the log has it, as `Topics.take_changes` has heard. No
-            group takes note of more: its own log may be another one, and a crash leave that longer.
+        version: Version of the state in memory.
+        now_ms: Current time during replay: monotonic, and wall clock.
+        logs_repeats: Whether all nodes can read `EndsRepeated`.
+        durable_version: The latest version that is durable in the log (`Topics.take_changes`).
+            Groups use no later version: their own log may be another one, and after a crash it
+            could contain more than the registry's.
     """
 
     def __init__(self, totals: Totals | None = None) -> None:
-        """Begin empty; *totals* are of the whole node."""
+        """Begin empty; *totals* are those of the whole node."""
         self.totals = Totals() if totals is None else totals
         self.now_ms = (0, 0)
         self.logs_repeats = True
-        self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
+        self.topics: dict[str, Topic] = {}  # Includes deleted ones until they are forgotten.
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         for name, topic in self.topics.items():
             self._count(name, topic, -1)
-        # Hard: changed by replay alone.
+        # Hard: only `replay` changes it.
         self.topics = {}
         self.ends: dict[str, dict[int, EndOffset]] = {}
         self.version = 0
         self.last_deletion_version = 0
         # Soft.
         self.durable_version = 0
-        self._names: list[str] | None = None  # Of the topics that aren't deleted, sorted.
-        self._changes: list[TopicChange] = []  # By version; each topic's latest is there.
-        self._by_topic: dict[str, list[TopicChange]] = {}  # The same.
-        # Changes up to this version may be missing: the log that was loaded had lost some.
+        self._names: list[str] | None = None  # Names of the topics that aren't deleted, sorted.
+        self._changes: list[TopicChange] = []  # By version, at least each topic's latest.
+        self._by_topic: dict[str, list[TopicChange]] = {}  # The same by topic.
+        # Changes up to this version may be missing: the log didn't have all of them.
         self._complete_since = 0
-        self._seen_version = 0  # Of the latest change that was replayed.
-        self._kept: dict[str, _Matches] = {}  # By pattern, the one used last at the end.
+        self._seen_version = 0  # Version of the latest replayed change.
+        self._kept: dict[str, _Matches] = {}  # By pattern; the most recently used one is last.
         self.ends_history = EndsHistory()
 
     def replay(self, record: TopicRecord) -> TopicChange | None:
-        """Apply one record; return what it means for groups, None if nothing. It can't fail."""
+        """Apply one record; return its change for groups, None without one. Never raises."""
         if type(record) is EndReported:
             end = EndOffset(record.partition, record.end_offset, record.reported_ms)
-            # Also of a topic not seen yet: its last record may be behind this one.
+            # The topic may be unknown yet: its latest record may follow later in the log.
             self.ends.setdefault(record.topic, {})[record.partition] = end
             at_ms = self._at_ms(record.reported_ms)
             self.ends_history.told(record.topic, record.partition, record.end_offset, at_ms)
@@ -301,7 +302,7 @@ class Registry:
         return None
 
     def _at_ms(self, reported_ms: int) -> int:
-        """Return when something was reported, monotonic, and not later than now."""
+        """Return the monotonic time of a report, at most now."""
         mono_ms, wall_ms = self.now_ms
         return mono_ms - max(wall_ms - reported_ms, 0)
 
@@ -310,7 +311,7 @@ class Registry:
         for partition, reported_ms in zip(record.partitions, record.reported_ms, strict=True):
             end = ends.get(partition)
             if end is None:
-                continue  # A compaction has dropped it, and what it became follows.
+                continue  # Dropped by a compaction; a newer record of it follows.
             ends[partition] = EndOffset(partition, end.end_offset, reported_ms)
             history.told(topic, partition, end.end_offset, self._at_ms(reported_ms))
         if ends:
@@ -336,9 +337,9 @@ class Registry:
         return change
 
     def _see(self, version: int, before: int) -> None:
-        """Note a change; unless it is the next one, changes up to the version *before* it are lost.
+        """Note a change; if versions are missing before it, changes up to *before* are incomplete.
 
-        Versions have no gaps, but for what a compaction has dropped: a follower has seen them all.
+        Versions have no gaps except those left by a compaction: a follower receives all of them.
         """
         if version > self._seen_version:
             if before > self._seen_version:
@@ -355,7 +356,7 @@ class Registry:
         share.count_log(by * _log_bytes(name, topic))
 
     def fold_changes(self) -> None:
-        """Where changes may be missing, keep the latest of each topic, without what was before."""
+        """Fold changes that may be incomplete to the latest one per topic, without its old size."""
         known = self._complete_since
         folded = sorted(
             TopicChange(topic.version, name, UNKNOWN_COUNT, topic.open_partitions)
@@ -363,7 +364,7 @@ class Registry:
             if topic.version <= known
         )
         newer = [change for change in self._changes if change.version > known]
-        if known:  # Of a topic that seems to be new, what it was may be among what is missing.
+        if known:  # The missing changes may include earlier ones of a topic that seems to be new.
             newer = [c if c.before else c._replace(before=UNKNOWN_COUNT) for c in newer]
         self._changes = folded + newer
         self._by_topic = {}
@@ -387,22 +388,22 @@ class Registry:
     # --- what groups ask --------------------------------------------------------------------
 
     def partition_count(self, topic: str) -> int:
-        """Return how many partitions *topic* has, 0 if it isn't registered."""
+        """Return the number of partitions of *topic*, 0 if it isn't registered."""
         known = self.topics.get(topic)
         return 0 if known is None else known.open_partitions
 
     def ends_of(self, topic: str) -> Mapping[int, EndOffset]:
-        """Return how far the partitions of *topic* reach, as far as somebody has said."""
+        """Return the reported end offsets of *topic*, by partition."""
         return self.ends.get(topic, {}) if self.partition_count(topic) else {}
 
     def end_offset(self, topic: str, partition: int) -> EndOffset | None:
-        """Return how far one partition reaches, None if nobody has said."""
+        """Return the end offset of one partition, None if none was reported."""
         if partition >= self.partition_count(topic):
             return None
         return self.ends.get(topic, {}).get(partition)
 
     def names(self) -> list[str]:
-        """Return the names of all topics, sorted; not to be changed."""
+        """Return the names of all topics, sorted; the caller must not change the list."""
         if self._names is None:
             self._names = sorted(name for name, t in self.topics.items() if t.open_partitions)
         return self._names
@@ -414,27 +415,27 @@ class Registry:
             yield self._changes[at]
 
     def number_of_changes_since(self, version: int) -> int:
-        """Return how many `changes_since` yields."""
+        """Return the number of changes that `changes_since` yields."""
         return len(self._changes) - bisect.bisect_left(self._changes, (version + 1,))
 
     def change_of(self, topic: str, since_version: int) -> TopicChange | None:
-        """Return what happened to *topic* after a version, as one change; None if nothing."""
+        """Return the changes of *topic* since a version as one change, None without any."""
         newer = [c for c in self._by_topic.get(topic, ()) if c.version > since_version]
         return newer[-1]._replace(before=newer[0].before) if newer else None
 
     def may_be_another(self, topic: str, since_version: int) -> bool:
-        """Say whether *topic* may have been deleted after a version, and then made anew."""
+        """Return whether *topic* may have been deleted and created again since a version."""
         newer = (c for c in self._by_topic.get(topic, ()) if c.version > since_version)
         return self.may_miss_deletions_since(since_version) or any(not c.after for c in newer)
 
     def may_miss_deletions_since(self, version: int) -> bool:
-        """Say whether a topic may have been deleted after *version* that no change tells of."""
+        """Return whether a deletion of a topic after *version* may be missing in the changes."""
         return version < min(self._complete_since, self.last_deletion_version)
 
     # --- patterns ---------------------------------------------------------------------------
 
     def pattern_problem(self, pattern: str) -> str | None:
-        """Return what is wrong with *pattern*, None if nothing."""
+        """Return why *pattern* is invalid, None if it is valid."""
         try:
             _compiled(pattern)
         except InvalidPattern as exc:
@@ -442,38 +443,38 @@ class Registry:
         return None
 
     def matches(self, pattern: str, name: str) -> bool:
-        """Say whether *pattern* matches the whole of *name*; an invalid one matches nothing."""
+        """Return whether *pattern* matches the whole of *name*; an invalid one matches nothing."""
         try:
             return _does_match(_compiled(pattern), name)
         except InvalidPattern:
             return False
 
     def is_matched(self, pattern: str, topic: str) -> bool:
-        """Say the same of a topic that is there; nothing is matched if `match` is done."""
+        """Return whether a registered topic matches; a lookup if `match` is done."""
         try:
             return topic in self._matched(pattern)
         except InvalidPattern:
             return False
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the topics whose whole name matches, sorted; not to be changed.
+        """Return the topics whose whole name matches, sorted; the caller must not change the list.
 
         Raises:
-            InvalidPattern: It is no regular expression, or too large a one.
+            InvalidPattern: The pattern is no regular expression, or too large.
         """
         return self._matched(pattern).names
 
     def is_up_to_date(self, pattern: str) -> bool:
-        """Say whether `matching` would return at once."""
+        """Return whether `matching` can return a kept result."""
         found = self._kept.get(pattern)
         return found is not None and found.version == self.version
 
     def match(self, pattern: str) -> Iterator[int]:
-        """Find what `matching` returns, name by name, and keep it.
+        """Compute and keep the result of `matching`, name by name.
 
-        It yields how many microseconds each has taken at most, so that whoever has others to serve
-        knows when. What is registered meanwhile is looked at last. An invalid pattern matches
-        nothing.
+        Yields after each name the maximum microseconds that it took, so that the caller can serve
+        other requests in between. Topics registered during the iteration are matched at its end. An
+        invalid pattern matches nothing.
         """
         try:
             regex = _compiled(pattern)
@@ -513,7 +514,7 @@ class Registry:
         return found
 
     def _look_at(self, found: _Matches, regex: Any, topic: str) -> None:
-        """Have *topic* among the names if it is there and matches, and not otherwise."""
+        """Add *topic* to the names if it is registered and matches, else remove it."""
         at = bisect.bisect_left(found.names, topic)
         is_listed = at < len(found.names) and found.names[at] == topic
         is_wanted = self.partition_count(topic) > 0 and _does_match(regex, topic)

@@ -1,15 +1,16 @@
-"""The records that a repair appends when a part of the log was lost: the fences.
+"""Fences: the records that a repair appends after a part of the log was lost.
 
-Nobody knows what the lost part said, only how many bytes it had. A new generation, or a change of
-the registry, takes at least `CHANGE_BYTES_MIN` of them, so it is known how many there can have
-been. The fences put all groups, and the registry, beyond every number that can have been told:
+Only the size of the lost part is known, not its contents. A new generation, or a change of the
+registry, takes at least `CHANGE_BYTES_MIN` bytes, which bounds their number. The fences raise all
+groups, and the registry, above every number that can have been announced:
 
-- Each group gets a generation above all of its own. Whoever acts in an older one is told so, and
-  its members rebalance once.
-- The registry gets a version above all, as if topics had been deleted: every group looks anew.
+- Each group gets a generation above all of its own. Requests with an older one are refused, and its
+  members rebalance once.
+- The registry gets a version above all, as if topics had been deleted: every group compares its
+  topics again.
 
-A group of which everything was lost is as one that was deleted: it may begin at generation 1
-again, but knows none of its old members, so none of them can do anything in it.
+A group whose records are all lost is like a deleted one: it may begin at generation 1 again, but
+none of its old members is known, so none of them can act in it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,25 +29,25 @@ from coordinator.group.records import (
 from coordinator.group.registry import REGISTRY, TOPIC
 from protocol.partition import INT32_MAX
 
-# A batch with nothing but a generation, or a registry record, takes more than that.
+# Minimum bytes of a batch with only a generation, or only a registry record.
 CHANGE_BYTES_MIN: Final = 50
 ENTRIES_PER_BATCH: Final = 1_000
-# At which element of its value an entry has a generation, and the registry's version.
+# Index of the generation, and of the registry's version, in an entry's value.
 _GENERATION_AT: Final = {GROUP_GENERATION: 0, GROUP_METADATA: 1, GROUP_REBALANCED: 9}
 _TOPICS_VERSION_AT: Final = 6
 
 
 class FenceBuilder:
-    """Makes the fences. Show it all that can still be read, in order; then ask for them."""
+    """Builds the fences: first `add` all readable entries in order, then call `fences`."""
 
     def __init__(self, registry_partition: int) -> None:
         self._registry_partition = registry_partition
-        # Partition -> group -> the highest generation that is known of it.
+        # Partition -> group -> its highest known generation.
         self._generations: dict[int, dict[str, int]] = {}
         self._version = 0
 
     def add(self, partition: int, entries: Iterable[EntryFields]) -> None:
-        """Take note of entries; what can't be understood says nothing."""
+        """Read entries; those that can't be interpreted are ignored."""
         if partition == self._registry_partition:
             for type_, _, _, _, value in entries:
                 self._version = max(self._version, _version_of(type_, value))
@@ -62,13 +63,13 @@ class FenceBuilder:
                 self._version = max(self._version, _number(value, _TOPICS_VERSION_AT))
 
     def groups(self) -> Iterator[tuple[int, str]]:
-        """Yield the partition and the name of each group that is there."""
+        """Yield the partition and id of each existing group."""
         for partition, generations in sorted(self._generations.items()):
             for group_id in generations:
                 yield partition, group_id
 
     def fences(self, lost_bytes: int, wall_ms: int) -> Iterator[tuple[int, list[EntryFields]]]:
-        """Yield the entries to append, with their partition, a batch at a time."""
+        """Yield the entries to append, in batches, each with its partition."""
         changes = lost_bytes // CHANGE_BYTES_MIN + 1
         version = self._version + changes
         yield self._registry_partition, [(REGISTRY, RECORD_VERSION, "", (), (version, version))]
@@ -92,7 +93,7 @@ def _version_of(type_: int, value: Any) -> int:
 
 
 def _number(value: Any, at: int | None) -> int:
-    """Return an element of an entry's value, 0 where there is none."""
+    """Return an integer in an entry's value, 0 if there is none."""
     if at is None or not isinstance(value, list | tuple) or len(value) <= at:
         return 0
     return value[at] if type(value[at]) is int else 0

@@ -1,17 +1,16 @@
-"""All committed offsets of a shard, page by page: only looks, changes nothing.
+"""Scans: all committed offsets of a shard, page by page. Read-only.
 
 Theory of operation
 ===================
 
-A page takes long, so it is made in slices, and bounded in what it shows, in bytes, and in how many
-groups and topics it looks at. Offsets are shown in columns. Where a topic has few of them, the
-topic counts more: it takes as long as ten rows.
+A page takes long. It is therefore made in steps, and limited in rows, in bytes, and in the groups
+and topics read. Offsets are sent as columns. Each topic costs as much as ten additional rows.
 
-What changes while a page is made, it may show or not. So its position is where the log ended when
-it was begun: the changes from there on have it all.
+Changes during a page may or may not appear in it. Its position is therefore the end of the log when
+the page began: the changes from there on include all of them.
 
-The order of the groups is made at the first page and used for the next ones. Groups that come later
-are missing in it, but not in the changes from the first page's position on.
+The order of the groups is computed for the first page and kept for the next ones. Groups created
+later are missing in it, but not in the changes from the first page's position on.
 """
 
 import bisect
@@ -27,27 +26,26 @@ from protocol.errors import ErrorCode
 from protocol.messages import OffsetColumns, ScanOffsetsRequest, ScanOffsetsResponse
 
 SCAN_PAGE_MAX: Final = 20_000
-# Groups, and topics of them, that are looked at although they may have nothing to show.
+# Maximum groups, and topics of groups, read per page, even if they have nothing to show.
 SCAN_LOOKS_MAX: Final = 20_000
 _RUN_ROWS: Final = 10
-# What a page may take, counted so that it is never less than in the answer; half of the largest
-# answer where that is smaller.
+# Maximum bytes of a page, never underestimated; half of the largest answer if that is smaller.
 SCAN_PAGE_BYTES: Final = 8 * 1024 * 1024
 _NUMBERS_BYTES: Final = 64
-_COLUMNS_BYTES: Final = 18  # Of each row: its size and two times.
+_COLUMNS_BYTES: Final = 18  # Bytes per row: its size and two times.
 
 _LENGTHS: Final = struct.Struct(">HHI")  # Bytes of group and topic, and the partition.
 
 
 class Cursor(NamedTuple):
-    """Where a page of a scan ended: the next one shows what comes after this."""
+    """End of a page of a scan: the next page begins after it."""
 
     group_id: str
     topic: str
     partition: int
 
     def encode(self) -> bytes:
-        """Return it as clients hand it back."""
+        """Return the bytes that clients send back for the next page."""
         group_id, topic = self.group_id.encode(), self.topic.encode()
         return _LENGTHS.pack(len(group_id), len(topic), self.partition) + group_id + topic
 
@@ -56,7 +54,7 @@ def decode_cursor(data: bytes) -> Cursor:
     """Return the cursor in *data*.
 
     Raises:
-        ValueError: It is none of ours.
+        ValueError: The bytes are not a cursor.
     """
     try:
         group_bytes, topic_bytes, partition = _LENGTHS.unpack_from(data)
@@ -70,7 +68,7 @@ def decode_cursor(data: bytes) -> Cursor:
 
 
 class _Run(NamedTuple):
-    """Some partitions of one topic of one group that a page may show."""
+    """Partitions of one topic of one group that may be added to a page."""
 
     group_id: str
     topic: str
@@ -79,21 +77,21 @@ class _Run(NamedTuple):
 
 
 class _Page:
-    """What a page has so far, its offsets packed. At least one offset fits."""
+    """A page in the making, its offsets packed. At least one offset fits."""
 
     def __init__(self, max_offsets: int, room: int) -> None:
         self._left = max_offsets
         self._work_left = SCAN_PAGE_MAX
         self._room = room
-        self._names: list[tuple[str, str]] = []  # Groups with their topics.
+        self._names: list[tuple[str, str]] = []  # Pairs of group and topic.
         self._counts: list[int] = []
-        self._rows: list[bytes] = []  # Packed, as all that follows.
+        self._rows: list[bytes] = []  # Packed, like the following lists.
         self._sizes: list[bytes] = []
         self._committed_ms: list[bytes] = []
         self._expire_ms: list[bytes] = []
 
     def take(self, run: _Run) -> int:
-        """Add as many of the first partitions of *run* as there is room for; say how many."""
+        """Add the first partitions of *run* that fit; return their number."""
         most = max(0, min(self._left, self._work_left))
         is_new = self._names[-1:] != [(run.group_id, run.topic)]
         room = self._room
@@ -125,7 +123,6 @@ class _Page:
         return len(rows)
 
     def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
-        """Return the answer with all of it."""
         expire_ms = b"".join(self._expire_ms)
         columns = OffsetColumns(
             tuple([group_id for group_id, _ in self._names]),
@@ -149,15 +146,15 @@ class Scans:
         self._order = Order(core)
 
     def stop(self) -> None:
-        """Forget the scans under way."""
+        """Drop the order kept for running scans."""
         self._order.forget()
 
     def page(
         self, request: ScanOffsetsRequest, position: Callable[[], int]
     ) -> Generator[None, None, ScanOffsetsResponse]:
-        """Return the next page; *position* returns the end of the log that memory is at.
+        """Return the next page; *position* returns the end offset of the log state in memory.
 
-        Error 42: no offset is asked for, or the cursor is none of ours.
+        Error 42: max_offsets is 0, or the cursor is invalid.
         """
         try:
             after = decode_cursor(request.cursor) if request.cursor else None
@@ -177,7 +174,7 @@ class Scans:
     def _fill(
         self, page: _Page, request: ScanOffsetsRequest, after: Cursor | None
     ) -> Generator[None, None, Cursor | None]:
-        """Add to *page* what fits; return where the next one goes on, None if nothing is left."""
+        """Fill *page*; return the cursor for the next one, None if nothing is left."""
         last = after
         for found in self._runs(request, after):
             if isinstance(found, Cursor):
@@ -196,10 +193,7 @@ class Scans:
     def _runs(
         self, request: ScanOffsetsRequest, after: Cursor | None
     ) -> Iterator[_Run | Cursor | None]:
-        """Yield what comes after *after*; in the end a cursor if there may be more.
-
-        None is a pause.
-        """
+        """Yield the runs after *after*, then a cursor if there may be more; None is a pause."""
         if request.group_ids is None:
             group_ids = yield from self._order.group_ids(is_first_page=after is None)
         else:
@@ -224,7 +218,7 @@ class Scans:
                 yield from in_order(offsets if topics is None else _both(offsets, topics))
             ):
                 stored = offsets.get(topic)
-                if stored is not None:  # Else it is gone by now.
+                if stored is not None:  # Otherwise removed since the names were sorted.
                     yield from _runs_of(group_id, topic, stored, after)
 
 
@@ -242,7 +236,7 @@ def _runs_of(
 
 
 def _both(offsets: Mapping[str, StoredOffsets], topics: frozenset[str]) -> list[str]:
-    """Return the topics that are in both; takes as long as the smaller of them."""
+    """Return the topics in both, in the time of the smaller one."""
     if len(offsets) < len(topics):
         return [topic for topic in offsets if topic in topics]
     return [topic for topic in topics if topic in offsets]

@@ -1,4 +1,4 @@
-"""The life of a consumer group, as data. The states carry Kafka's names, also on the wire."""
+"""States and transitions of a consumer group, as data. States have Kafka's names."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,17 +6,17 @@ from typing import Final
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life."""
+    """State of a group."""
 
-    EMPTY = "Empty"  # No members; may own committed offsets and pending member ids.
-    PREPARING = "PreparingRebalance"  # Parks JoinGroup until all are back or time is up.
+    EMPTY = "Empty"  # No members; may have committed offsets and pending member ids.
+    PREPARING = "PreparingRebalance"  # Parks JoinGroup until all members are back or time is up.
     COMPLETING = "CompletingRebalance"  # Parks SyncGroup until the leader assigns.
-    STABLE = "Stable"  # Every member has, or can ask for, its assignment.
-    DEAD = "Dead"  # Deleted, or its partition went elsewhere; nothing leads out.
+    STABLE = "Stable"  # Every member has, or can request, its assignment.
+    DEAD = "Dead"  # Deleted, or its partition moved to another node; final.
 
 
 class Trigger(StrEnum):
-    """What moves a group from one state to another."""
+    """Cause of a transition."""
 
     MEMBER_JOINED = "member joined"
     MEMBER_REJOINED = "member rejoined"  # With other protocols, as the leader, or replaced.
@@ -34,7 +34,7 @@ class Trigger(StrEnum):
 
 _S, _T = GroupState, Trigger
 
-# A group starts out Empty, also when it is loaded: the two LOADED edges are taken at once.
+# A group begins Empty, also when it is loaded: the load then applies a LOADED edge at once.
 TRANSITIONS: Final[Mapping[tuple[GroupState, Trigger], GroupState]] = {
     (_S.EMPTY, _T.MEMBER_JOINED): _S.PREPARING,
     (_S.EMPTY, _T.LOADED_STABLE): _S.STABLE,
@@ -61,7 +61,7 @@ TRANSITIONS: Final[Mapping[tuple[GroupState, Trigger], GroupState]] = {
 
 
 def next_state(state: GroupState, trigger: Trigger) -> GroupState:
-    """Return the state after *trigger*; a missing edge is our bug, not the peer's."""
+    """Return the state after *trigger*; a missing edge is an internal error, not the client's."""
     try:
         return TRANSITIONS[state, trigger]
     except KeyError:
