@@ -58,26 +58,28 @@ from protocol.text import some_of
 logger = logging.getLogger("client.zookeeper")
 
 REQUEST_TIMEOUT_MS: Final = 30_000
-# Closing a session that has a connection takes milliseconds; one without ends by itself.
+# Longest wait for a session to close, in seconds. With a connection, closing takes milliseconds;
+# without one, the ensemble ends the session after its timeout.
 _CLOSE_S: Final = 2.0
+# Pause before a new session, in seconds.
 _REOPEN_S: Final = 0.5
-# Of one transaction, which is to stay far below jute.maxbuffer (1 MiB).
+# Most offsets in one transaction: far below jute.maxbuffer (1 MiB).
 _OFFSETS_PER_COMMIT: Final = 500
-# Between two tries of a call that waits for the connection.
+# Pause between two attempts of a call that waits for the connection, in seconds.
 _PAUSE_S: Final = 0.1
 
 
 class Requests(Protocol):
-    """What carries requests; see `client.zookeeper.session.Session`."""
+    """Carrier of requests to the ensemble, such as `client.zookeeper.session.Session`."""
 
     def send(self, request: Asked) -> None:
-        """Ask for something."""
+        """Send a request; its answer comes as an event."""
 
     async def close(self) -> None:
         """End the session."""
 
 
-# Makes a session, which posts its events.
+# Function that opens a session; the session calls the given function with each event.
 OpenSession = Callable[[Callable[[Event], object]], Requests]
 
 
@@ -94,26 +96,29 @@ async def join(
     hand_over_timeout_ms: int = HAND_OVER_MS,
     rebalance_backoff_ms: int = BACKOFF_MS,
 ) -> AsyncIterator["Consumer"]:
-    """Join a group of Kafka 0.8's consumers as one of them; use as ``async with``.
+    """Join a group of Kafka 0.8's consumers as a member; use as ``async with``.
 
     Args:
         zookeeper: The ensemble with ``/consumers`` and ``/brokers``: "host:port,…/chroot", or
             its settings, or properties (``zookeeper.connect`` and so on).
         group: The group's name.
-        topics: What to read; by topic, how many shares of a consumer of one thread this one takes
-            (0.8's number of streams); or one of the two lists.
-        white_list: Read all topics that this expression matches, as 0.8's `--whitelist`.
-        black_list: Read all topics that this expression doesn't match.
-        num_streams: Shares of each topic, where *topics* gives no number.
-        hand_over_timeout_ms: How long this consumer may still work on what is to be somebody
-            else's. Then it is taken away; the consumers of old wait about 8 s.
-        rebalance_backoff_ms: After which pause to try again to get what others still have.
+        topics: Names of the topics to read, or the number of threads for each topic (0.8's number
+            of streams): a consumer with n threads gets the share of n consumers with one. Give
+            exactly one of *topics*, *white_list* and *black_list*.
+        white_list: Regular expression; read all topics that match it, as 0.8's `--whitelist`.
+        black_list: Regular expression; read all topics that don't match it.
+        num_streams: Threads for each topic, where *topics* gives no number.
+        hand_over_timeout_ms: How long this consumer may keep a partition that now belongs to
+            another member. After this time the partition is released without waiting for the
+            program; consumers of Kafka 0.8 wait for it about 8 s.
+        rebalance_backoff_ms: Pause before the next attempt to claim partitions that other members
+            still have.
 
     Raises:
         CoordinatorUnavailable: The ensemble can't be reached.
-        AuthenticationFailed: It doesn't take the log-in.
+        AuthenticationFailed: The ensemble refuses the log-in.
         FatalError: kazoo isn't installed.
-        ValueError: An argument makes no sense.
+        ValueError: An argument is invalid.
     """
     settings = _settings(zookeeper)
     own = _subscription(topics, white_list, black_list, num_streams)
@@ -140,7 +145,7 @@ async def join(
 async def joined(
     config: Config, settings: ZooKeeper, open_session: OpenSession
 ) -> AsyncIterator["Consumer"]:
-    """Do what `join` does, over sessions that *open_session* makes."""
+    """Do the same as `join`, with sessions made by *open_session*."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         driver = Driver(config, settings, open_session)
@@ -195,7 +200,7 @@ def _check_names(group: str, own: Subscription) -> None:
 
 
 class Driver:
-    """The machine, its session and its clock."""
+    """Runs the state machine `Membership`: gives it events and the time, sends its requests."""
 
     def __init__(self, config: Config, settings: ZooKeeper, open_session: OpenSession) -> None:
         self.machine = Membership(config)
@@ -211,11 +216,11 @@ class Driver:
 
     @property
     def name(self) -> str:
-        """What the ensemble is called in messages."""
+        """Name of the ensemble in messages."""
         return f"ZooKeeper at {self._settings.connect}"
 
     async def run(self) -> None:
-        """Have a session, and another one whenever it is over, until cancelled."""
+        """Keep a session open until cancelled; open a new one when a session ends."""
         while self.failure is None:
             await self._live_through_session()
             await trio.sleep(_REOPEN_S)
@@ -237,7 +242,9 @@ class Driver:
 
         try:
             session = self._session = self._open_session(post)
-        except CoordinatorError as exc:  # kazoo isn't there, or a password.
+        except (
+            CoordinatorError
+        ) as exc:  # kazoo, or the file or variable of the password, is missing.
             self._fail(exc)
             return
         try:
@@ -282,7 +289,10 @@ class Driver:
         self.send_all(requests)
 
     def _compare_granted(self, granted_ms: int) -> None:
-        """Warn of another session timeout than before; the first one before is the setting."""
+        """Log a warning if the granted session timeout differs from the last one.
+
+        The first one granted is compared with the setting.
+        """
         if granted_ms != self._granted_ms:
             self._granted_ms = granted_ms
             logger.warning(
@@ -296,7 +306,7 @@ class Driver:
             )
 
     def send_all(self, requests: Iterable[Request]) -> None:
-        """Send what the machine wants; wake who waits for a change of it."""
+        """Send the machine's requests, and wake the tasks in `wait_changed`."""
         for request in requests:
             if self._session is not None:
                 self._session.send(request)
@@ -304,15 +314,15 @@ class Driver:
         changed.set()
 
     async def wait_changed(self) -> None:
-        """Wait until something has happened."""
+        """Wait for the next event, sent requests or failure."""
         await self._changed.wait()
 
     async def wait_connected(self) -> None:
         """Wait for the first connection.
 
         Raises:
-            CoordinatorUnavailable: There is none in time.
-            AuthenticationFailed: The log-in isn't taken.
+            CoordinatorUnavailable: No connection within ``zookeeper.connection.timeout.ms``.
+            AuthenticationFailed: The ensemble refuses the log-in.
         """
         with trio.move_on_after(self._settings.connection_timeout_ms / 1000):
             while not self._connected.is_set() and self.failure is None:
@@ -324,11 +334,11 @@ class Driver:
 
     @property
     def has_session(self) -> bool:
-        """Whether there is anybody to ask."""
+        """Whether a session exists now."""
         return self._session is not None
 
     async def ask(self, request: OffsetsRequest) -> OffsetsAnswered | None:
-        """Ask something of the present session; None if it ended, or there is none."""
+        """Send a request in the present session; None if there is no session, or it ended."""
         if self._session is None:
             return None
         slot = self._slots[id(request)] = Slot()
@@ -339,7 +349,7 @@ class Driver:
             self._slots.pop(id(request), None)
 
     def leave(self) -> None:
-        """Have the machine end; the session is closed as `run` is cancelled."""
+        """End the machine. Cancelling `run` closes the session."""
         self.machine.leave()
         self.send_all(())
 
@@ -363,25 +373,25 @@ class Driver:
 
 
 class Slot:
-    """Where the answer to one request comes."""
+    """Place for the answer to one request."""
 
     def __init__(self) -> None:
         self._filled = trio.Event()
         self._answered: OffsetsAnswered | None = None
 
     def fill(self, answered: OffsetsAnswered | None) -> None:
-        """Take the answer, None for none."""
+        """Store the answer; None if none will come."""
         self._answered = answered
         self._filled.set()
 
     async def wait(self) -> OffsetsAnswered | None:
-        """Return it once it is there."""
+        """Wait for the answer and return it."""
         await self._filled.wait()
         return self._answered
 
 
 class Consumer:
-    """One consumer in its group; made by `join`. Methods may be called from several tasks."""
+    """A member of its group; made by `join`. Methods may be called from several tasks."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -399,29 +409,31 @@ class Consumer:
 
     @property
     def rebalance_needed(self) -> bool:
-        """Whether `assignment` would hand something over, or return something else.
+        """Whether to call `assignment`: it would release partitions, or return a new assignment.
 
-        What was assigned is still this consumer's, unless `lost` is true.
+        The last assignment stays valid until that call, unless `lost` is true.
         """
         return self._driver.failure is not None or self._machine.rebalance_needed
 
     @property
     def lost(self) -> bool:
-        """Whether some of the last assignment is no longer this consumer's (or before the first).
+        """Whether a partition of the last assignment is lost; also true before the first one.
 
-        So it is when the session ended or may have, or the time to hand over did.
+        Partitions are lost when the session has ended or may have ended, or when the hand-over
+        timeout has passed.
         """
         return self._machine.lost
 
     async def assignment(self) -> Assignment:
-        """Return what this consumer has; before that, hand over what is no longer its own.
+        """Release the partitions that now belong to other members, then return the assignment.
 
-        So call it between two pieces of work, and often: others wait for it, no longer than the
-        hand-over timeout. Waits while the consumer has nothing that the formula gives to it.
+        Call it often, and only when no work on these partitions is running: other members wait
+        for the call, up to the hand-over timeout. The call waits while other members still have
+        all partitions that the formula gives to this consumer.
 
         Raises:
             FatalError: The ensemble refuses a request for good.
-            AuthenticationFailed: It doesn't take the log-in any more.
+            AuthenticationFailed: The ensemble no longer accepts the log-in.
             ClientClosed: The consumer has left.
         """
         await trio.lowlevel.checkpoint()
@@ -446,11 +458,11 @@ class Consumer:
     async def fetch(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: int = REQUEST_TIMEOUT_MS
     ) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets of *partitions*; none for what has none.
+        """Return the group's committed offsets of *partitions*; one without an offset is left out.
 
         Raises:
             CoordinatorUnavailable: No answer in time.
-            FatalError: Something else stands there, or may not be read.
+            FatalError: A znode holds no offset, or can't be read.
             ClientClosed: The consumer has left.
         """
         self._check()
@@ -468,23 +480,25 @@ class Consumer:
     async def commit(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = REQUEST_TIMEOUT_MS
     ) -> None:
-        """Write *offsets* where the group's consumers look for them: each the next one to read.
+        """Write *offsets* into the group's znodes; an offset is that of the next message to read.
 
-        They are written only while this consumer is a member, whatever it believes.
+        The ensemble itself checks with each write that this consumer is still a member, so a
+        process that was frozen can't overwrite offsets of a newer owner.
 
         Args:
             offsets: Only of partitions that this consumer has.
             timeout_ms: How long to try.
 
         Raises:
-            Rebalanced: Some are no longer this consumer's; of those nothing was written.
-            OutcomeUnknown: No definite answer: not in time, or the connection broke under it, and
-                then the partitions were lost, as it is after the process was frozen. ``fetch``
-                says what is stored.
+            Rebalanced: Some partitions no longer belong to this consumer; the request with them
+                (500 offsets at most) wrote nothing.
+            OutcomeUnknown: No definite answer: the time was up, or the connection broke during the
+                write and the partitions were lost afterwards, as after a freeze of the process.
+                ``fetch`` returns what is stored.
             CoordinatorUnavailable: No connection in time; nothing was written.
-            FatalError: The ensemble refuses it.
+            FatalError: The ensemble refuses the write.
             ClientClosed: The consumer has left.
-            ValueError: One of them is no offset.
+            ValueError: A value is no offset.
         """
         for tp, offset in offsets.items():
             if type(offset) is not int or not 0 <= offset <= INT64_MAX:
@@ -525,7 +539,7 @@ class Consumer:
 
 
 class Commits:
-    """Offsets on their way into their nodes, until a moment of trio's clock."""
+    """Writes offsets into their znodes, with retries until *deadline_s* of trio's clock."""
 
     def __init__(self, driver: Driver, deadline_s: float) -> None:
         self._driver = driver
@@ -536,7 +550,7 @@ class Commits:
         offsets: Mapping[TopicPartition, bytes],
         check_owned: Callable[[Iterable[TopicPartition]], None],
     ) -> None:
-        """Write *offsets*; *check_owned* raises before each try if they may not be written."""
+        """Write *offsets*; *check_owned* is called before each attempt, and raises to forbid it."""
         new: frozenset[TopicPartition] = frozenset()
         in_doubt = False
         with trio.move_on_at(self._deadline_s):
@@ -565,7 +579,7 @@ class Commits:
         raise CoordinatorUnavailable(f"{self._driver.name} can't be reached")
 
     async def _missing(self, partitions: tuple[TopicPartition, ...]) -> frozenset[TopicPartition]:
-        """Return for which of *partitions* there is no node yet."""
+        """Return those of *partitions* that have no znode for their offset yet."""
         answered = await self._driver.ask(PrepareOffsets(partitions))
         if _answer(answered).result is Result.REFUSED:
             raise self._refusal(_answer(answered), in_doubt=False)
@@ -582,7 +596,7 @@ class Commits:
         return _unknown(gone) if in_doubt else gone
 
     async def _pause(self) -> None:
-        """Wait for news of the connection, which may have come already."""
+        # Bounded, as the event that is awaited may have come already.
         with trio.move_on_after(_PAUSE_S):
             await self._driver.wait_changed()
 

@@ -1,7 +1,7 @@
 """`client.zookeeper.consumer.join` for ordinary threads, and for asyncio.
 
-Calls and errors are the same. The consumer lives in a thread of its own, where it goes on while
-the caller is busy.
+Calls and errors are the same. The consumer runs in a thread of its own, and stays a member of its
+group while the program is busy.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +17,7 @@ from client.zookeeper.membership import Assignment
 
 
 class _Shown(Facade[Consumer]):
-    """What a consumer has besides its calls. Nothing here waits."""
+    """Properties of a consumer, for both forms. None of them waits."""
 
     @property
     def group(self) -> str:
@@ -47,7 +47,7 @@ class BlockingConsumer(_Shown, InThread[Consumer]):
         """See `client.zookeeper.consumer.Consumer.assignment`.
 
         Raises:
-            TimeoutError: There is none within *timeout_s*. Call again.
+            TimeoutError: No assignment within *timeout_s*. Call again.
         """
         return self.run(self._inner.assignment, timeout_s)
 
@@ -55,7 +55,7 @@ class BlockingConsumer(_Shown, InThread[Consumer]):
         """See `client.zookeeper.consumer.Consumer.wait_rebalance_needed`.
 
         Raises:
-            TimeoutError: None is needed within *timeout_s*.
+            TimeoutError: No rebalance is needed within *timeout_s*.
         """
         self.run(self._inner.wait_rebalance_needed, timeout_s)
 

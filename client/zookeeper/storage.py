@@ -1,9 +1,9 @@
-"""Where a client's committed offsets are kept while a team moves away from ZooKeeper.
+"""Settings: where a client's offsets are stored during a migration from ZooKeeper.
 
-The properties are those of Kafka 0.8.2's consumer: ``offsets.storage`` is ``coordinator`` (there
-``kafka``, which is taken, too) or ``zookeeper``, and with ``dual.commit.enabled`` a commit goes to
-the coordinator, and then into the znode of each partition that was taken; a fetch returns the
-larger offset of both.
+The properties are those of Kafka 0.8.2's consumer. ``offsets.storage`` is ``coordinator`` or
+``zookeeper``; Kafka's value ``kafka`` is accepted for ``coordinator``. With
+``dual.commit.enabled`` a commit goes to the coordinator first, then into the znode of each
+partition that the coordinator accepted; a fetch returns the larger offset of both.
 """
 
 import os
@@ -31,13 +31,14 @@ PREFIXES: Final = (STORAGE_NAME, DUAL_NAME, PREFIX)
 
 @dataclass(frozen=True, slots=True)
 class OffsetStorage:
-    """Where committed offsets are kept.
+    """Place where committed offsets are stored.
 
     Attributes:
         storage: `COORDINATOR` or `ZOOKEEPER`.
-        is_dual: Whether the coordinator's are kept in ZooKeeper, too.
-        zookeeper: The ensemble; None where neither needs one.
-        groups: Whose offsets this is about; None for all. Those of others are the coordinator's.
+        is_dual: Whether offsets of the coordinator are written to ZooKeeper as well.
+        zookeeper: The ensemble; None if ZooKeeper isn't used.
+        groups: The groups that these settings apply to; None for all. Offsets of all other groups
+            are stored in the coordinator.
 
     """
 
@@ -47,10 +48,11 @@ class OffsetStorage:
     groups: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        """Check that it makes sense.
+        """Check the settings.
 
         Raises:
-            ValueError: It doesn't; the message names the property.
+            ValueError: They contradict each other, or one is invalid; the message names the
+                property.
         """
         if self.storage not in {COORDINATOR, ZOOKEEPER}:
             raise ValueError(f"{STORAGE_NAME} is {self.storage!r}: coordinator or zookeeper")
@@ -64,10 +66,12 @@ class OffsetStorage:
 
     @classmethod
     def of(cls, given: "Given") -> "OffsetStorage":
-        """Return it, made of properties, or of a file of such; None is the coordinator.
+        """Make the settings from properties, or from a file of properties.
+
+        None stands for the coordinator.
 
         Raises:
-            ValueError: A property is unknown or impossible, or the file can't be read.
+            ValueError: A property is unknown or invalid, or the file can't be read.
         """
         if isinstance(given, OffsetStorage):
             return given
@@ -76,7 +80,9 @@ class OffsetStorage:
         given = properties_of_kafka(given, NAMES)
         ensemble = {name: value for name, value in given.items() if name in ZOOKEEPER_NAMES}
         named = str(given.get(STORAGE_NAME, COORDINATOR)).strip().lower()
-        is_dual = named == KAFKA and bool(ensemble)  # Unless it says so, as in 0.8.2.
+        is_dual = named == KAFKA and bool(
+            ensemble
+        )  # The default of dual.commit.enabled, as in 0.8.2.
         if ensemble and not given.keys() & {STORAGE_NAME, DUAL_NAME}:
             logger.warning(
                 "without %s and %s the coordinator alone has the offsets, and nothing is read from "
@@ -92,13 +98,13 @@ class OffsetStorage:
 
     @property
     def uses_zookeeper(self) -> bool:
-        """Whether anything is kept there."""
+        """Whether any offsets are stored in ZooKeeper."""
         return self.is_dual or self.storage == ZOOKEEPER
 
     def keeps(self, group: str) -> bool:
-        """Say whether this is about *group*."""
+        """Return whether these settings apply to *group*."""
         return self.groups is None or group in self.groups
 
 
-# What `connect` takes.
+# Type of the argument of `connect` for these settings.
 Given = OffsetStorage | Mapping[str, Any] | str | os.PathLike[str] | None

@@ -1,4 +1,4 @@
-"""The offsets of groups in an ensemble, as one client fetches and commits them. It blocks."""
+"""Fetches and commits the offsets of groups in an ensemble, for one client. All calls block."""
 
 import logging
 import time
@@ -26,18 +26,20 @@ logger = logging.getLogger("client.zookeeper")
 
 @dataclass
 class Caller:
-    """Whoever waits for a commit; `is_gone` says that nobody does any more."""
+    """Task that waits for a commit; `is_gone` is set once it no longer waits."""
 
     is_gone: bool = False
 
 
 @dataclass(eq=False)
 class ZnodeOffsets:
-    """Fetches and commits, and remembers which version of each znode it has last seen."""
+    """Fetches and commits offsets, and remembers the last known version of each znode."""
 
     _ensemble: Ensemble
     _versions: dict[str, int] = field(default_factory=dict)
-    _ahead: set[str] = field(default_factory=set)  # Znodes that keep a larger offset.
+    _ahead: set[str] = field(
+        default_factory=set
+    )  # Znodes that have a larger offset than the commit.
 
     def fetch(
         self, group: str, partitions: Iterable[TopicPartition] | None, timeout_s: float
@@ -45,8 +47,8 @@ class ZnodeOffsets:
         """Return the offsets of *partitions*, or of the whole group (None).
 
         Raises:
-            CoordinatorUnavailable: They can't be read now.
-            FatalError: One is no offset, or may not be read, or has an impossible name.
+            CoordinatorUnavailable: The znodes can't be read now.
+            FatalError: A znode holds no offset, may not be read, or can't have this name.
         """
         end_s = time.monotonic() + timeout_s
         check_names([group])
@@ -85,11 +87,11 @@ class ZnodeOffsets:
         return [self._there(path, reply) or () for path, reply in zip(paths, replies, strict=True)]
 
     def _there(self, path: str, reply: T | Failed | Status) -> T | None:
-        """Return what was read, None for nothing.
+        """Return the reply if it is a result; None if there is no znode.
 
         Raises:
-            CoordinatorUnavailable: It wasn't answered.
-            FatalError: It was refused.
+            CoordinatorUnavailable: No answer came.
+            FatalError: The ensemble refused the request.
         """
         if isinstance(reply, Failed):
             raise FatalError(f"{path} in {self._ensemble.name} can't be read: {reply.why}")
@@ -111,16 +113,16 @@ class ZnodeOffsets:
         """Write *offsets*, each into its znode; see `client.zookeeper.znodes`.
 
         Args:
-            group: Whose they are.
-            offsets: What to write.
+            group: The group's name.
+            offsets: The offset of each partition.
             timeout_s: How long to try.
-            caller: Nothing more is begun once it is gone.
-            is_reset: They are an operator's.
+            caller: The waiting task; once it is gone, no further request is sent.
+            is_reset: Whether an operator sets the offsets; they may then go back.
 
         Raises:
             CoordinatorUnavailable: Nothing was written.
-            OutcomeUnknown: Some were, maybe.
-            FatalError: Some can't be written; the message says how many are.
+            OutcomeUnknown: Some offsets may have been written.
+            FatalError: Some offsets can't be written; the message says how many were.
         """
         end_s = time.monotonic() + timeout_s
         check_names({group, *(tp.topic for tp in offsets)})
@@ -160,7 +162,7 @@ class ZnodeOffsets:
             )
 
     def _tell_ahead(self, group: str, writes: Mapping[str, ZnodeWrite]) -> None:
-        """Warn of the znodes that keep a larger offset, of each once until it is written again."""
+        """Warn of znodes that have a larger offset: once for each, until it is written again."""
         ahead = {path: one.kept for path, one in writes.items() if one.kept is not None}
         told = [
             f"{path} has {kept}, {kept - writes[path].offset} more than "
@@ -187,7 +189,7 @@ class ZnodeOffsets:
 
 
 def is_partition(name: str) -> bool:
-    """Say whether a znode's name is the number of a partition, in the one spelling of that."""
+    """Return whether a znode's name is a partition number, without leading zeros."""
     is_number = name.isascii() and name.isdecimal() and len(name) <= 10
     return is_number and int(name) <= INT32_MAX and str(int(name)) == name
 
@@ -196,7 +198,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check that znodes can have these names.
 
     Raises:
-        FatalError: One of them can't.
+        FatalError: No znode can have one of them.
     """
     for name in names:
         if problem := name_problem(name):

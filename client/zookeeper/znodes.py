@@ -1,18 +1,18 @@
-"""Offsets as znodes: where they lie, what is in them, and how one is written. Pure.
+"""Offsets as znodes: path, contents, and the steps of a write. Pure.
 
 Theory of operation
 ===================
 
 Kafka 0.8 kept a group's offsets in ``/consumers/GROUP/offsets/TOPIC/PARTITION``, as decimal
-digits. Whoever owned a partition overwrote its znode, whatever was in it. So an owner that was
-frozen in the middle of that, and replaced meanwhile, put the offset back when it woke up.
+digits. The owner of a partition overwrote its znode without a check. An owner that was frozen
+during the write, and replaced while it was frozen, moved the offset back when it woke up.
 
-Here a znode is overwritten by its version. A writer knows the version of each znode that it has
-read or written, and overwrites just that one: its own past, whether that moves forward or back.
-If somebody else has written since, it looks, and goes on only where that moves the offset
-forward. An answer that was lost is cured the same way.
+Here a write names the version of the znode that it replaces. A writer remembers the version of each
+znode that it has read or written, and may overwrite that version with any offset, larger or
+smaller. If the znode has another version, another client has written it: the writer reads it, and
+goes on only if its own offset is larger. A lost answer is handled in the same way.
 
-`ZnodeWrite` is one such write as a machine: requests out, replies in. `client.zookeeper.ensemble`
+`ZnodeWrite` is one write as a state machine: requests out, replies in. `client.zookeeper.ensemble`
 carries them.
 """
 
@@ -24,18 +24,18 @@ from protocol.partition import INT64_MAX
 
 ROOT: Final = "/consumers"
 
-# What ZooKeeper's own PathUtils refuses, and halves of characters, which can't be sent. A character
-# beyond U+FFFF is two of those halves there.
+# Characters that no name of a znode may contain: those that ZooKeeper's own PathUtils refuses, and
+# surrogates, which can't be sent. In Java a character beyond U+FFFF is two surrogates.
 _ILLEGAL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff/]")
 
 
 def offsets_path(group: str, *names: object) -> str:
-    """Return the znode of a group's offsets; with a topic, and a partition, what is below it."""
+    """Return the path of a group's offsets; *names*: a topic, or a topic and a partition."""
     return "/".join((ROOT, group, "offsets", *map(str, names)))
 
 
 def name_problem(name: str) -> str | None:
-    """Return why *name* can't be that of a znode, None if it can."""
+    """Return why no znode can have this name; None if one can."""
     if not name or name in {".", ".."}:
         return "no znode may have this name"
     if found := _ILLEGAL.search(name):
@@ -44,7 +44,7 @@ def name_problem(name: str) -> str | None:
 
 
 def encoded(offset: int) -> bytes:
-    """Return what is in the znode of *offset*."""
+    """Return the contents of a znode with *offset*."""
     return b"%d" % offset
 
 
@@ -52,7 +52,8 @@ def decoded(data: bytes | None) -> int:
     """Return the offset in a znode.
 
     Raises:
-        ValueError: There is none; the message ends a sentence about what is there.
+        ValueError: It holds no offset. The message is the end of a sentence whose subject is the
+            znode, such as "is empty".
     """
     text = b"" if data is None else data
     if not text:
@@ -63,7 +64,7 @@ def decoded(data: bytes | None) -> int:
     raise ValueError(f"is {shown!r}, and no offset")
 
 
-# --- Requests, and what comes back ------------------------------------------------------------
+# --- Requests and replies ---------------------------------------------------------------------
 
 
 class Read(NamedTuple):
@@ -73,7 +74,7 @@ class Read(NamedTuple):
 
 
 class Set(NamedTuple):
-    """Overwrite a znode that has this version."""
+    """Overwrite a znode if it has this version."""
 
     path: str
     data: bytes
@@ -81,40 +82,40 @@ class Set(NamedTuple):
 
 
 class Create(NamedTuple):
-    """Make a znode, and what is missing above it."""
+    """Create a znode, and its missing parents."""
 
     path: str
     data: bytes
 
 
 class Found(NamedTuple):
-    """What is in a znode."""
+    """Contents of a znode that was read."""
 
     data: bytes
     version: int
 
 
 class Written(NamedTuple):
-    """A znode was set or made, and has this version."""
+    """A znode was overwritten or created, and has this version now."""
 
     version: int
 
 
 class Failed(NamedTuple):
-    """The ensemble refuses it; *why* is a sentence for people."""
+    """The ensemble refuses the request; *why* is a text for people."""
 
     why: str
 
 
 class Status(Enum):
-    """What else may come back.
+    """Reply without a result.
 
     Attributes:
-        MISSING: There is no such znode.
-        EXISTS: There is one already.
-        CHANGED: It has another version.
-        LOST: The connection broke, or time was up: it was done, or not, or will be.
-        UNKNOWN: The server is too old to know such a request.
+        MISSING: The znode doesn't exist.
+        EXISTS: The znode exists already.
+        CHANGED: The znode has another version.
+        LOST: The connection broke, or the time was up: the request was done, wasn't, or will be.
+        UNKNOWN: The server is too old for this kind of request.
 
     """
 
@@ -130,26 +131,26 @@ Reply = Found | Written | Failed | Status
 
 
 class ZnodeWrite:
-    """One offset on its way into its znode.
+    """The write of one offset into its znode, as a state machine.
 
     Attributes:
-        request: What to ask next; None when it is over.
-        offset: What is to stand there.
-        version: Of the znode, once it has this offset; None where somebody else's is kept.
-        kept: The larger offset of somebody else's that is kept; None where none is.
-        failure: Why it can't be written, None if it can.
+        request: The next request; None once the write is over.
+        offset: The offset to write.
+        version: Version of the znode once it has this offset; None if another client's is kept.
+        kept: The larger offset, written by another client, that is kept; None otherwise.
+        failure: Why the offset can't be written; None if it can.
 
     """
 
     def __init__(self, path: str, offset: int, known: int | None, *, is_reset: bool) -> None:
-        """Begin.
+        """Set the first request.
 
         Args:
-            path: Of the znode.
-            offset: What is to stand there.
-            known: The version that this writer has last read or written, None if it has none.
-            is_reset: It is an operator's, of a group without members: also back, over whatever
-                is found there.
+            path: Path of the znode.
+            offset: The offset to write.
+            known: The version that this writer last read or wrote; None if there is none.
+            is_reset: Whether an operator sets the offset of a group without members. Any contents
+                are then overwritten, larger offsets too.
         """
         self.offset = offset
         self.version: int | None = None
@@ -161,7 +162,7 @@ class ZnodeWrite:
         self.request: Request | None = Read(path) if known is None or is_reset else self._set(known)
 
     def take(self, reply: Reply) -> None:
-        """Go on by what came back."""
+        """Take the reply to `request`, and set the next request."""
         match reply:
             case Written(version):
                 self._end(version)
@@ -172,14 +173,14 @@ class ZnodeWrite:
                 self._end(None)
             case Status.MISSING:
                 self.request = Create(self._path, encoded(self.offset))
-            case _:  # Somebody else wrote it, or nobody knows.
+            case _:  # Written by another client, or the outcome is unknown.
                 self.request = Read(self._path)
 
     def _found(self, data: bytes, version: int) -> None:
         try:
             there = decoded(data)
         except ValueError:
-            there = -1  # Nothing that anybody could begin at.
+            there = -1  # No offset that a reader could use: overwrite it.
         if there == self.offset:
             self._end(version)
         elif there < self.offset or self._is_reset or version == self._known:
@@ -196,22 +197,22 @@ class ZnodeWrite:
         self.request = None
 
 
-# --- Both places ------------------------------------------------------------------------------
+# --- Coordinator and ZooKeeper ----------------------------------------------------------------
 
 
 class Merge:
-    """The larger offset of both places, and what that hides.
+    """Remembers the coordinator's offsets that a larger offset of a znode hides from the client.
 
-    A commit on the condition that the larger one is still there can be checked by the coordinator
-    only as the one that *it* has.
+    The client gets the larger offset of both. If a commit expects that offset, the coordinator can
+    only compare its own: `expected` translates the one into the other.
     """
 
     def __init__(self) -> None:
         """Begin with nothing hidden."""
-        self._hidden: dict[object, tuple[int, int]] = {}  # What was fetched, and what was hidden.
+        self._hidden: dict[object, tuple[int, int]] = {}  # (znode's offset, coordinator's offset)
 
     def fetched(self, key: object, coordinator: int, znode: int) -> bool:
-        """Take note of what was found, -1 for nothing; return whether the znode's is larger."""
+        """Note both offsets, -1 for none; return whether the znode's is larger."""
         if znode <= coordinator:
             self._hidden.pop(key, None)
             return False
@@ -219,10 +220,10 @@ class Merge:
         return True
 
     def expected(self, key: object, offset: int) -> int:
-        """Return what the coordinator has to have where *offset* was fetched; -1 for nothing."""
+        """Return the coordinator's offset where *offset* was fetched; -1 for none."""
         shown, hidden = self._hidden.get(key, (None, offset))
         return hidden if shown == offset else offset
 
     def committed(self, key: object) -> None:
-        """Take note that the coordinator has what was committed."""
+        """Note that the coordinator has the client's offset now, and nothing is hidden."""
         self._hidden.pop(key, None)
