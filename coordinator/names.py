@@ -8,7 +8,8 @@ from typing import Final
 NAME_CHARS_MAX: Final = 255
 # Characters of a name that an error quotes; more would hide what is wrong.
 QUOTED_CHARS_MAX: Final = 100
-# Known names compared with a misspelled one. More, as in a large cluster, may take seconds.
+# Upper bound of the known names compared with a misspelled one; all of a large cluster's may take
+# seconds.
 COMPARED_MAX: Final = 10_000
 SUGGESTIONS_MAX: Final = 3
 # Shortest beginning of a name, in characters, for which longer names are suggested.

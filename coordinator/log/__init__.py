@@ -1,1 +1,1 @@
-"""The offsets log: a journal of batches on disk. Knows no groups and no wire protocol."""
+"""The offsets log: a journal of batches on disk. Independent of groups and of the wire protocol."""

@@ -1,4 +1,4 @@
-"""Protocol and manners of the daemon's child processes, which do its long computations.
+"""Common code of the daemon's child processes, which do its long computations.
 
 A computation of seconds in the daemon would delay every commit, in whatever thread it runs.
 Therefore the daemon starts a child process at the lowest priority, which sleeps after each small

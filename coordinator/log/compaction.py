@@ -234,11 +234,11 @@ class LiveSearch:
     def _put(self, keys: dict[bytes, int], type_: int, key: tuple[Any, ...], offset: int) -> None:
         """Record the keys that a wide entry stands for, the first of them at *offset*."""
         pack = self._pack
-        start = pack((type_, (*key[:-1], 0)))[:-1]  # All but the last element: 0 takes one byte.
+        start = pack((type_, (*key[:-1], 0)))[:-1]  # Without the placeholder 0, one byte.
         known = len(keys)
         keys.update(zip([start + pack(element) for element in key[-1]], count(offset)))
         added = len(keys) - known
-        # New keys are the last ones of the dict.
+        # A dict keeps the order of insertion, so the new keys are its last ones.
         self._used_bytes += _KEY_BYTES * added + sum(map(len, islice(reversed(keys), added)))
 
     def _forget(self, name: tuple[int, str]) -> None:
@@ -333,9 +333,9 @@ def find_live(
 def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
     """Return whether enough was sealed since the last compaction for another one.
 
-    A ratio of 0.5 means: as many dirty bytes as that compaction left. Under a steady load of
-    overwrites the log then stays below twice the live data plus one segment, and the work of all
-    compactions is proportional to the bytes written.
+    With a ratio of 0.5, as many dirty bytes are needed as the last compaction left clean ones.
+    Under a steady load of overwrites the log then stays below twice the live data plus one
+    segment, and the work of all compactions is proportional to the bytes written.
     """
     clean_bytes, dirty_bytes = sealed_sizes(manifest.segments)
     return dirty_bytes > 0 and dirty_bytes >= min_cleanable_ratio * (clean_bytes + dirty_bytes)

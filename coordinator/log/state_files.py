@@ -305,7 +305,7 @@ class DurablePosition:
         """Record that the journal is on disk up to *position*; not synced."""
         newest, older = encode_durable(position), self._newest
         self._is_second = not self._is_second
-        # The older record stays where it is: the same bytes stored over themselves tear nothing.
+        # The previous record stays in its place: storing the same bytes again can't tear it.
         self._file.overwrite(older + newest if self._is_second else newest + older)
         self._newest = newest
 

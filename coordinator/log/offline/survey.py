@@ -442,9 +442,8 @@ class Stretch(NamedTuple):
     end: int | None  # Journal position behind the last byte; None: not known.
     num_partitions: int
     format: int  # Format of the batches.
-    key: (
-        FlushKey | None
-    )  # None: behind damage, a batch of format 2 can't be told from a forged one.
+    # None: behind damage, a batch of format 2 can't be told from a forged one.
+    key: FlushKey | None
 
 
 class Found(NamedTuple):
