@@ -1,4 +1,4 @@
-"""What operators look at and change: groups, members, offsets and rebalances."""
+"""Requests of operators: describe and change groups, members, offsets and rebalances."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -48,12 +48,12 @@ _UNKNOWN: Final = -1
 
 
 def describe(core: Core, group_id: str) -> DescribedGroup:
-    """Return a group as operators see it; an unknown one is Dead, with error 69."""
+    """Return the description of a group; an unknown one is Dead, with error 69."""
     group = core.groups.get(group_id)
     if group is None:
         error = ErrorCode.GROUP_ID_NOT_FOUND
         return describe_error(group_id, error.value, f"Group {group_id} not found.")
-    # What the members agreed on counts only while they agree.
+    # The agreed protocol is valid only in a Stable group.
     is_stable = group.state is GroupState.STABLE
     protocol = group.protocol if is_stable else None
     return DescribedGroup(
@@ -80,9 +80,9 @@ def describe(core: Core, group_id: str) -> DescribedGroup:
 
 
 def list_groups(core: Core, request: ListGroupsRequest) -> Iterator[tuple[ListedGroup, ...] | None]:
-    """Yield the groups that pass both filters, by id, some at a time; None is a pause, too.
+    """Yield the groups that pass both filters, by id, in parts; None is a pause, too.
 
-    An unknown name matches nothing.
+    An unknown state or type matches nothing.
     """
     states = frozenset(state.lower() for state in request.states)
     types = frozenset(type_.lower() for type_ in request.types)
@@ -101,7 +101,7 @@ def list_groups(core: Core, request: ListGroupsRequest) -> Iterator[tuple[Listed
 
 
 def delete(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:
-    """Delete a group without members; member ids that were given out are forgotten with it."""
+    """Delete a group without members; ids given out are revoked."""
     d = Decision(core, group_id, now)
     group = core.groups.get(group_id)
     if group is None:
@@ -119,7 +119,7 @@ def delete(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:
 def drain(
     core: Core, request: DrainMemberRequest, token: object, caller: Caller, now: Now
 ) -> Outcome:
-    """Mark the members with a client id as drained and say which own nothing any more."""
+    """Mark the members with a client id as drained; answer which ones own nothing any more."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
@@ -146,16 +146,16 @@ def drain(
 def delete_offsets(
     core: Core, request: OffsetDeleteRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
-    """Forget committed offsets of topics that the group doesn't subscribe to (KIP-496).
+    """Delete committed offsets of topics that the group doesn't subscribe to (KIP-496).
 
-    The group stays, also without any offset; expiry removes it.
+    The group stays, even without offsets; expiry removes it.
     """
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
         return d.answer(token, OffsetDeleteResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER:
-        # What its members use can't be read.
+        # The subscriptions of its members are opaque.
         return d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
     results = []
     for named in request.topics:
@@ -177,10 +177,10 @@ def delete_offsets(
 def alter_offsets(
     core: Core, request: AlterOffsetsRequest, token: object, caller: Caller, now: Now
 ) -> Outcome:
-    """Put a group to other offsets, whether it has members or not.
+    """Set offsets of a group, with or without members.
 
-    A partition that a member may commit is refused, or, if so asked, that member is removed in
-    the same step. So whoever commits next has begun at the new offset.
+    A partition that a member may commit is refused. With remove_owners, that member is removed in
+    the same step instead, so that every later committer has begun at the new offset.
     """
     d = Decision(core, request.group_id, now)
     if core.storage_full:
@@ -224,14 +224,14 @@ def alter_offsets(
 
 
 class _Committers:
-    """Which members may commit what, in this generation or as they hand it over."""
+    """Members that may commit each partition, in this generation or while handing it over."""
 
     def __init__(self, core: Core, group: Group | None) -> None:
         self._of: dict[tuple[str, int], list[Member]] = {}
         self._of_anything = []
         if group is None:
             return
-        # As `commits.examine` has it.
+        # The same condition as in `commits.examine`.
         is_checked = core.config.ownership_check and group.protocol_type == CONSUMER
         for member in group.members.values():
             if not is_checked or member.owned is None:
@@ -241,12 +241,11 @@ class _Committers:
                 self._of.setdefault(topic_partition, []).append(member)
 
     def of(self, topic: str, partition: int) -> list[Member]:
-        """Return the members that may commit a partition."""
         return [*self._of.get((topic, partition), ()), *self._of_anything]
 
 
 def _remove_all(d: Decision, group: Group, members: list[Member], detail: str) -> None:
-    """Take *members* out, with one rebalance for all of them."""
+    """Remove *members*, with one rebalance for all of them."""
     for member in members:
         d.remove(group, member, "offsets altered", detail)
     detail += f" (members removed: {len(members)})"
@@ -256,7 +255,7 @@ def _remove_all(d: Decision, group: Group, members: list[Member], detail: str) -
 def alter_retention(
     core: Core, request: AlterGroupRetentionRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
-    """Keep the group's offsets for another time than the server's setting."""
+    """Set the retention of the group's offsets; None restores the server's setting."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
@@ -273,7 +272,7 @@ def alter_retention(
 def describe_rebalances(
     core: Core, request: DescribeRebalancesRequest
 ) -> DescribeRebalancesResponse:
-    """Return the newest rebalances of a group that have ended, newest first; 69 if unknown."""
+    """Return the newest finished rebalances of a group, newest first; error 69 if unknown."""
     group_id = request.group_id
     group = core.groups.get(group_id)
     if group is None:
@@ -285,7 +284,7 @@ def describe_rebalances(
 
 
 def offset_change(position: int, timestamp_ms: int, record: Record) -> OffsetChange | None:
-    """Return what the record of one entry changes of committed offsets, None if nothing."""
+    """Return the change of committed offsets in one record, None if it changes none."""
     if type(record) is OffsetsCommitted:
         (found,) = record.offsets.values()
         return OffsetChange(

@@ -1,4 +1,4 @@
-"""OffsetCommit and OffsetFetch: nearly every request is one of these."""
+"""OffsetCommit and OffsetFetch, the most frequent requests."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
@@ -29,7 +29,7 @@ from protocol.messages import (
 )
 from protocol.partition import INT32_MAX, NO_LEADER_EPOCH, NO_OFFSET
 
-# Looking up a member of an enum costs as much as the rest of a check.
+# Constants, because an attribute lookup on an enum costs as much as the rest of a check.
 _EMPTY = GroupState.EMPTY
 _STABLE = GroupState.STABLE
 _OK = ErrorCode.NONE.value
@@ -39,13 +39,13 @@ _REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 _UNKNOWN_MEMBER = ErrorCode.UNKNOWN_MEMBER_ID.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
-# What stands for a topic that nobody registered, and for one without offsets.
+# Substitutes for an unregistered topic, and for a topic without offsets.
 _UNREGISTERED: Final = Topic(TopicRegistered("", INT32_MAX + 1, (), is_deleted=False, version=0))
 _NOTHING_STORED: Final = StoredOffsets()
 
 
 class _Accepted(dict[int, PartitionResult]):
-    """The results of accepted partitions; those with low numbers are made once."""
+    """Results of accepted partitions; those with low numbers are created once."""
 
     def __missing__(self, partition: int) -> PartitionResult:
         result = PartitionResult(partition, _OK)
@@ -58,23 +58,23 @@ _accepted: Final = _Accepted().__getitem__
 
 STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
 
-# What is packed in a slice: a third of a millisecond.
+# Number of offsets packed in one step: a third of a millisecond.
 _SLICE_OFFSETS: Final = 2_000
-# What an offset takes in an answer, at most.
+# Maximum bytes of an offset in an answer.
 _OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
 
 
 def commit(
     core: Core, request: OffsetCommitRequest, token: object, caller: Caller, now: Now
 ) -> Outcome:
-    """Store offsets, each partition for itself; an error of the whole group stands in front."""
+    """Store offsets, with one result per partition; an error of the whole group replaces them."""
     group_id, topics = request.group_id, request.topics
     outcome = core.latest = Outcome(group_id)
     if not topics:
         outcome.replies.append((token, _NO_TOPICS, _OK, True, None))
         return outcome
     group = core.groups.get(group_id)
-    # `core.share` written out: every commit comes here.
+    # `core.share` inlined, because every commit takes this path.
     share = core.totals.share(caller.principal) if group is None else group.share
     member, error = committer(core, group, share, request)
     if error:
@@ -107,7 +107,7 @@ def commit(
 def committer(
     core: Core, group: Group | None, share: Share, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
-    """Return the member that commits (None: nobody in particular), and why it may not."""
+    """Return the committing member (None: no member, or an error) and the error."""
     generation_id = request.generation_id
     allowed = _FULL if core.storage_full else _OK
     if group is None:
@@ -127,8 +127,8 @@ def committer(
     if generation_id != group.generation:
         return None, ErrorCode.ILLEGAL_GENERATION.value
     if group.state is not _STABLE and (
-        # A generation that was never assigned has nothing to commit, also when the next
-        # rebalance has begun or the process was restarted meanwhile.
+        # A generation that was never assigned has nothing to commit, even if the next rebalance has
+        # begun or the process was restarted.
         group.state is GroupState.COMPLETING or group.is_unassigned()
     ):
         return None, ErrorCode.REBALANCE_IN_PROGRESS.value
@@ -163,16 +163,15 @@ def examine(
     member: Member | None,
     named: TopicCommit | AlteredTopic,
 ) -> tuple[Offsets, tuple[PartitionResult, ...], int]:
-    """Return the offsets of the partitions that aren't refused, the results of all, and an error.
+    """Return the accepted offsets, the results of all partitions, and the first error (0: none).
 
-    The error is the first one of the results, 0 if nothing was refused. What is new counts for
-    *share*. Without a *member* nothing is asked about owners.
+    New offsets count against *share*. Without a *member*, ownership is not checked.
     """
     config, topic, items = core.config, named.topic, named.partitions
     commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
     stored = _NOTHING_STORED.offsets
     offsets_left = config.group_max_offsets
-    # What the member may commit; None for everything.
+    # Partitions that the member may commit; None: all.
     owned: Owned | None = None
     former = NOTHING
     if group is not None:
@@ -227,9 +226,9 @@ def _refusal_of_text(
 def fetch(
     core: Core, request: GroupFetch, sees_topic: Callable[[str], bool] | None, max_bytes: int
 ) -> GroupOffsets | None:
-    """Return the last committed offsets of topics that are named, None beyond *max_bytes*.
+    """Return the committed offsets of the given topics; None: over *max_bytes*.
 
-    Those that *sees_topic* doesn't show are refused. An unknown group simply has none.
+    Topics hidden by *sees_topic* are refused. An unknown group has no offsets.
     """
     group = core.groups.get(request.group_id)
     stored = {} if group is None else group.offsets
@@ -253,9 +252,10 @@ def fetch(
 def fetch_in_slices(
     core: Core, request: GroupFetch, sees_topic: Callable[[str], bool], max_bytes: int
 ) -> Generator[None, None, GroupOffsets | None]:
-    """Return the committed offsets of a group as they are now, in slices; otherwise as `fetch`.
+    """Return the commits of a group in a snapshot of now, in steps; None: over *max_bytes*.
 
-    Where no topics are named it is all that *sees_topic* shows.
+    Without topics in the request, return all that *sees_topic* shows. Given topics that it hides
+    are refused.
     """
     room_bytes = max_bytes
     topics = PackedArray()
@@ -294,13 +294,13 @@ def fetch_in_slices(
 
 
 def _nothing(partition: int, error: int = _OK) -> PartitionOffset:
-    """Return what is said of a partition for which nothing is committed, or shown."""
+    """Return the answer for a partition without a commit, or with an error."""
     return PartitionOffset(partition, NO_OFFSET, NO_LEADER_EPOCH, "", error)
 
 
 def _least_bytes(topics: Iterable[TopicOffsets]) -> int:
-    """Return what *topics* take in an answer at least.
+    """Return the minimum bytes of *topics* in an answer.
 
-    Looked at before they are packed: the same long text may have been asked for ten thousand times.
+    Checked before packing: the same long text may be requested ten thousand times.
     """
     return sum([2 + len(found.metadata) for topic in topics for found in topic.partitions])

@@ -1,22 +1,22 @@
-"""Which clients report the ends of one topic, as far as they disagree. Pure, and soft.
+"""Detection of clients that report end offsets of one topic from different sources. Pure, soft.
 
 Theory of operation
 ===================
 
-Topics are known by their names alone. Two sources that have one name overwrite each other's ends,
-and no lag of the topic is right.
+Topics are identified by their names alone. Two sources with the same topic name overwrite each
+other's end offsets, and every lag of the topic is wrong.
 
-An end that goes back is not enough to tell: the client may have looked at the source before
-another one did, and report after it. But a look that is later than another client's report shows
-at least what that report says, if the source is the same. So a topic is watched from the first end
-on that goes back: the client that reported it is the low one, and the end before it is the floor.
-If another client raises the end again, and the low one then reports an end below the floor, its
-look may still be an earlier one: a query reports with the end of a batch the end of the log at the
-batch's start, which was close to its report before. If that happens again, the look is later than
-the first report of the low client, and the two disagree. If the low client reports more than the
-floor, it was only late.
+A single end that goes back proves nothing: the client may have read its source before another
+client did, and reported after it. But if the source is the same, a read that is later than another
+client's report returns at least the reported end. A topic is therefore watched from the first end
+that goes back: its reporter is the low client, and the end before it is the floor. If another
+client raises the end again, and the low client then reports an end below the floor, its read may
+still be an earlier one: a query reports, with the end of a batch, the end of the log at the batch's
+start, which was close to its previous report. If that happens again, the read is later than the
+first report of the low client, and the two clients disagree. If the low client reports more than
+the floor, its report was only late.
 
-A client that connects anew for each report is known by its id and host.
+A client that reconnects for each report is recognized by its id and host.
 """
 
 from typing import Final, NamedTuple
@@ -25,14 +25,14 @@ from msgspec import Struct
 
 from coordinator.group.core import Caller
 
-# Time by which a look at a source precedes the client's report before, or the look's own, in ms.
+# Maximum time between a read of a source and the client's previous report (or its own), in ms.
 LOOK_MS: Final = 2_000
-# Silence after which the low client of a topic is forgotten, in ms.
+# Time without low reports after which the low client of a topic is forgotten, in ms.
 FORGET_MS: Final = 600_000
-# Time between two lines about one topic, and between two lines of the node, in ms.
+# Minimum time between two events about one topic, and between two events of the node, in ms.
 TOPIC_PERIOD_MS: Final = 600_000
 NODE_PERIOD_MS: Final = 1_000
-# Topics that are watched; the one that was watched first makes room.
+# Maximum number of watched topics; the oldest watch is removed beyond it.
 WATCHED_MAX: Final = 1_000
 
 ADVICE: Final = (
@@ -41,7 +41,7 @@ ADVICE: Final = (
 
 
 class Disagreement(NamedTuple):
-    """Two clients that report different ends of one partition, again and again."""
+    """Two clients that repeatedly report different ends of one partition."""
 
     low: Caller
     high: Caller
@@ -52,15 +52,15 @@ class _Watch(Struct, eq=False):
     partition: int
     low: Caller
     floor: int
-    since_ms: int  # When the low client was below the floor, as far as that counts.
-    heard_ms: int  # When it went back last.
-    is_in_doubt: bool = False  # It did so twice.
+    since_ms: int  # Start of the low client's reports below the floor, as far as they count.
+    heard_ms: int  # Time of the latest end that went back.
+    is_in_doubt: bool = False  # A second low report has arrived.
     high: Caller | None = None  # The client that has raised the end since.
     told_ms: int | None = None
 
 
 class EndSources:
-    """Finds clients that report two sources under one name."""
+    """Finds clients that report two sources under one topic name."""
 
     __slots__ = ("_told_ms", "_watched")
 
@@ -69,16 +69,16 @@ class EndSources:
         self._told_ms: int | None = None
 
     def forget(self, topic: str) -> None:
-        """Watch *topic* no longer."""
+        """Stop watching *topic*."""
         self._watched.pop(topic, None)
 
     def changed(
         self, topic: str, partition: int, before: int, end: int, caller: Caller, now_ms: int
     ) -> Disagreement | None:
-        """Take note of an *end* that *caller* reports in place of *before*, another one.
+        """Note that *caller* reports *end*, which differs from the known end *before*.
 
         Returns:
-            The two clients that disagree, if a line about them is due.
+            The two disagreeing clients, if an event about them is due.
         """
         watch = self._watched.get(topic)
         if end > before:

@@ -1,29 +1,29 @@
-"""How far partitions reached in each of the last minutes: what a lag in seconds is read off.
+"""End offsets of partitions in each of the last minutes, from which a lag in seconds is computed.
 
 Theory of operation
 ===================
 
-No record is ever seen here, but whoever reads a topic says how far it reaches. The end of each
-partition is kept as it was when each of the last 60 minutes began, beside when the end of the
-moment was reported. That is a curve that never falls. It passed a committed offset at some
-time: there the record lies that is to be read next, and so long the group is behind. Between two
-points the curve is a straight line. What a minute began with between two reports is put on the
-line between those, once the second one comes.
+The coordinator sees no messages of topics, only the end offsets that clients report. For each
+partition the end is kept as of the start of each of the last 60 minutes, together with the time at
+which the current end was reported. These points form a curve that never falls. The time at which it
+passed a committed offset is the time of the next message to read: the group is behind since then.
+The curve is linear between two points. A sample taken between two reports is moved onto the line
+between them when the second one arrives.
 
-Before the first minute there is one point more: what the end was before the first report that
-changed it. So two reports are enough.
+There is one more point before the first minute: the end before the first report that changed it.
+Two reports are therefore enough.
 
-Who has committed less than the oldest point is behind for at least as long as that is old. An end
-that goes back is that of another topic with the same name: its past is forgotten.
+A group with a commit below the oldest point is behind for at least the age of that point. An end
+that goes back belongs to another topic with the same name: its history is dropped.
 
-The curve is made of the records of the log alone, as they are replayed: so every node of a cluster
-has the same one, and a load has what its log has. A report that changes nothing is logged once in
-ten seconds at most, for all partitions of a topic in one entry; until then only the node that took
-the report knows of it.
+The curve depends only on log records, as they are replayed. Every node of a cluster therefore has
+the same curve, and a load restores what its log has. An unchanged report is logged at most once in
+ten seconds, for all partitions of a topic in one entry; until then only the node that received the
+report knows of it.
 
-A record says by the clock of the day of which node it was reported, and when that was is worked out
-as it is replayed. From then on all times are monotonic, so a clock that is set moves no lag, and
-makes no end look younger than it is. Nodes whose clocks differ tell lags that differ by as much.
+A record has the wall-clock time of the node that received the report, which is converted to
+monotonic time at replay. From then on all times are monotonic, so that setting a clock changes no
+lag, and makes no end look younger. If the clocks of nodes differ, their lags differ by as much.
 """
 
 from array import array
@@ -35,13 +35,13 @@ from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT, UNKNOWN
 from coordinator.group.minutes import BLOCK_BITS, Block, Minutes
 from protocol.messages import EndOffset
 
-# How often reports that change nothing are logged at most, for each topic.
+# Minimum time between two logged repeats of unchanged reports per topic, in ms.
 REPEAT_LOG_MS: Final = 10_000
 
-# Behind the minutes of a column.
-_END: Final = SAMPLES_KEPT  # Of the moment.
-_CHANGED: Final = SAMPLES_KEPT + 1  # When that was first reported.
-_HEARD: Final = SAMPLES_KEPT + 2  # When it was last reported.
+# Indexes of cells after the minutes of a column.
+_END: Final = SAMPLES_KEPT  # The current end.
+_CHANGED: Final = SAMPLES_KEPT + 1  # Time of the first report of the current end.
+_HEARD: Final = SAMPLES_KEPT + 2  # Time of its latest report.
 _FIRST_MS: Final = SAMPLES_KEPT + 3
 _FIRST_END: Final = SAMPLES_KEPT + 4
 
@@ -50,9 +50,8 @@ class TopicEnds(Minutes):
     """The ends of one topic.
 
     Attributes:
-        repeats: Partition -> when its end was last reported, unchanged, by the clock of the day, if
-            the log doesn't have that yet.
-        logged_ms: When such reports were last logged, or else the topic's first end, monotonic.
+        repeats: Partition -> wall-clock time of the latest unchanged report that is not logged yet.
+        logged_ms: Monotonic time of the latest logged repeat, or else of the topic's first end.
     """
 
     COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 5)
@@ -66,17 +65,17 @@ class TopicEnds(Minutes):
         self.logged_ms = 0
 
     def told_ms(self, end: EndOffset) -> int:
-        """Return when *end* was last reported, by the clock of the day."""
+        """Return the wall-clock time of the latest report of *end*."""
         return self.repeats.get(end.partition, end.reported_ms)
 
     def repeats_to_log(self, mono_ms: int) -> dict[int, int]:
-        """Return what of `repeats` is to be logged by now."""
+        """Return the part of `repeats` that is due to be logged."""
         return self.repeats if mono_ms >= self.logged_ms + REPEAT_LOG_MS else {}
 
     def age_ms(self, end: EndOffset, mono_ms: int, wall_ms: int) -> int:
-        """Return for how long nobody has told of *end*."""
+        """Return the time since the latest report of *end*, in ms."""
         found = self.find(end.partition)
-        if found is None:  # The topic was forgotten a moment ago.
+        if found is None:  # The topic was forgotten just before.
             return max(wall_ms - end.reported_ms, 0)
         block, at = found
         cells: array[int] = block.cells
@@ -85,12 +84,12 @@ class TopicEnds(Minutes):
     def behind_ms(
         self, ends: Iterable[EndOffset | None], committed: Iterable[int], now_ms: int
     ) -> list[int]:
-        """Return for each of *ends* how long ago it passed what is *committed* of its partition.
+        """Return for each of *ends* how long ago it passed the *committed* offset, in ms.
 
-        It is 0 if nothing is left to do, and `UNKNOWN` if that isn't known, as of no end (None) or
-        of one that is behind the commit. The ends are those of the moment.
+        The result is 0 without a lag. It is `UNKNOWN` if the time is unknown, without an end
+        (None), or with an end below the commit. The ends must be the current ones.
         """
-        # One loop without a call for each: a scrape asks for a hundred thousand.
+        # One loop without function calls per item: a metrics request needs a hundred thousand.
         blocks, step = self._blocks, len(self.COLUMN)
         found = []
         for end, offset in zip(ends, committed, strict=True):
@@ -110,7 +109,7 @@ class TopicEnds(Minutes):
 
 
 class EndsHistory:
-    """The ends of all topics. Soft: a load makes it anew of what its log has."""
+    """The ends of all topics. Soft: a load rebuilds it from the log."""
 
     __slots__ = ("_topics",)
 
@@ -118,7 +117,6 @@ class EndsHistory:
         self._topics: dict[str, TopicEnds] = {}
 
     def forget(self, topic: str) -> None:
-        """Forget a topic."""
         self._topics.pop(topic, None)
 
     def told(self, topic: str, partition: int, end: int, mono_ms: int) -> None:
@@ -156,16 +154,16 @@ class EndsHistory:
         cells[at + _END] = end
 
     def repeated(self, topic: str, partition: int, end: int, mono_ms: int, wall_ms: int) -> None:
-        """Note that *end* was reported again just now, which the log may have later."""
+        """Note a repeated report of *end*, which is not logged yet."""
         self.told(topic, partition, end, mono_ms)
         self._topics[topic].repeats[partition] = wall_ms
 
     def logged(self, topic: str, mono_ms: int) -> None:
-        """Note that reports that change nothing were logged, the latest of them of *mono_ms*."""
+        """Note that unchanged reports were logged, the latest of them from *mono_ms*."""
         self._topics[topic].logged_ms = mono_ms
 
     def of(self, topic: str) -> TopicEnds:
-        """Return the history of one topic, an empty one if there is none; not to be kept."""
+        """Return the history of one topic, an empty one if unknown; the caller must not keep it."""
         return self._topics.get(topic, _NOTHING)
 
 
@@ -174,10 +172,11 @@ _NO_SAMPLES: Final = TopicEnds.COLUMN[:SAMPLES_KEPT]
 
 
 def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> None:
-    """Put the newest sample, if it was taken between two reports, on the line between them.
+    """Move the newest sample onto the line between two reports, if it was taken between them.
 
-    Who reports ends once a minute would else be up to a minute late. But a topic that stood still
-    for longer did stand still: its reporter tells of changes only.
+    Otherwise the curve of a client that reports once a minute would be up to a minute late. A topic
+    unchanged for longer is left alone: its reporter sends changes only, so its end really stood
+    still.
     """
     cells: array[int] = block.cells
     sampled_ms, changed_ms = block.minute * MINUTE_MS, cells[at + _CHANGED]
@@ -190,16 +189,18 @@ def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> No
 def _passed_ms(block: Block, at: int, committed: int, end: int, now_ms: int) -> int | None:
     """Return when the column at *at* passed *committed*, which is below *end*.
 
-    Of an end that never changed it is known only since when it is there, and that after a minute.
+    For an end that never changed, only its first report is known; return that after a minute,
+    before it None.
     """
     cells: array[int] = block.cells
     newest = at + block.minute % SAMPLES_KEPT
-    # The last point that isn't above it, and the first one that is: after the newest sample?
+    # Find the last point not above *committed* and the first one above it, at first assuming that
+    # both are after the newest sample.
     before, before_ms = cells[newest], block.minute * MINUTE_MS
     after, after_ms = end, cells[at + _CHANGED]
-    known_ms = None  # When a sample was above it; nothing tells how long before.
+    known_ms = None  # Time of a sample above *committed*, an upper bound of the result.
     if before > committed:
-        # The ring is two ascending runs; what isn't known is below everything.
+        # The ring consists of two ascending runs; unknown cells are below all others.
         if cells[at] <= committed:
             first = bisect_right(cells, committed, at, newest)
             ago = newest - first

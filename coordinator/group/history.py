@@ -1,9 +1,9 @@
-"""Why did it rebalance? The report of one rebalance, filled in while it runs.
+"""The report of one rebalance, with its cause, filled in while the rebalance runs.
 
-A rebalance runs from the edge into PreparingRebalance until the group is Stable or Empty, or
-until another one begins before the leader has assigned ("overtaken"). The decision that ends it
-writes the report to the log. A crash in between loses it; the load then starts the next one,
-which says so.
+A rebalance runs from the edge into PreparingRebalance until the group is Stable or Empty, or until
+another one begins before the leader has assigned ("overtaken"). The decision that ends it writes
+the report to the log. A crash in between loses it; the load then starts the next rebalance, whose
+report names the crash.
 """
 
 from collections.abc import Iterable
@@ -20,45 +20,45 @@ STABLE: Final = "stable"
 EMPTY: Final = "empty"
 OVERTAKEN: Final = "overtaken"
 
-# Reason of a removal: the member, or an operator, asked for it.
+# Reason of a removal: requested by the member, or by an operator.
 LEFT: Final = "left"
 
-# A member hears of a rebalance by its next heartbeat, and then has this to come, in ms.
+# Time that a member gets to rejoin after its next heartbeat announced the rebalance, in ms.
 COMING_MS: Final = 1_000
-# Members that came late and are named: the slowest ones.
+# Maximum number of late members named per phase: the slowest ones.
 SLOWEST_MAX: Final = 5
-# Members that never came and are named: all of them could be 10,000.
+# Maximum number of removed members named: there could be 10,000.
 REMOVED_MAX: Final = 20
 REASON_MAX: Final = 1_000  # Characters.
 
 
 @dataclass(slots=True, eq=False)
 class RunningRebalance:
-    """The rebalance that a group is in. All times but ``wall_ms`` are monotonic."""
+    """The running rebalance of a group. All times except ``wall_ms`` are monotonic."""
 
     trigger: str
     reason: str
-    member: Member | None  # The one that caused it, None for nobody in particular.
+    member: Member | None  # The member that caused it, None without one.
     old_generation: int
     began_ms: int
     wall_ms: int
-    completed_ms: int | None = None  # When the join phase completed.
+    completed_ms: int | None = None  # End of the join phase.
     members: int = 0
     late: list[LateMember] = field(default_factory=list)
 
     def join_completed(self, members: Iterable[Member], now_ms: int) -> None:
-        """Note that the join phase completes, while the JoinGroups of *members* are parked."""
+        """Note the end of the join phase, while the JoinGroups of *members* are parked."""
         self.completed_ms = now_ms
         came = []
         for member in members:
             self.members += 1
-            # Nobody waited for a new member: it came on its own.
+            # A new member is never late, because the rebalance did not wait for it.
             if member.join is not None and not member.is_new:
                 came.append((member.join.at_ms, member))
         self._note_slowest(JOIN, came, self.began_ms, now_ms)
 
     def sync_completed(self, members: Iterable[Member], now_ms: int) -> None:
-        """Note that the sync phase completes, while the SyncGroups of *members* are parked."""
+        """Note the end of the sync phase, while the SyncGroups of *members* are parked."""
         assert self.completed_ms is not None
         came = [(m.sync.at_ms, m) for m in members if m.sync is not None]
         self._note_slowest(SYNC, came, self.completed_ms, now_ms)
@@ -78,10 +78,10 @@ class RunningRebalance:
         ]
 
     def gone(self, member: Watched, reason: str, now_ms: int) -> None:
-        """Note that *member* is removed: it is late if the others still waited for it.
+        """Note that *member* is removed; it is late if the current phase waited for it.
 
-        A member that leaves is late only as one that comes is; the end of a session, or of a
-        phase, is late by itself.
+        A member that leaves is late by the same limit as one that joins; a member whose session or
+        phase timed out is always late.
         """
         in_join = self.completed_ms is None
         since_ms = self.began_ms if self.completed_ms is None else self.completed_ms
@@ -95,7 +95,7 @@ class RunningRebalance:
             self.late.append(_late(member, phase, waited_ms, removed=True))
 
     def report(self, number: int, generation: int, outcome: str, now_ms: int) -> Rebalance:
-        """Return what is kept of it, now that it has ended with *outcome*."""
+        """Return the final report of a rebalance that ended with *outcome*."""
         by = self.member
         completed_ms = now_ms if self.completed_ms is None else self.completed_ms
         has_generation = self.completed_ms is not None or outcome == EMPTY

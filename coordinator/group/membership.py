@@ -1,21 +1,21 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup, and members that are not heard from.
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup, and the expiry of members.
 
 Static members
 ==============
 
 A group instance id outlives the member ids that hold it (KIP-345).
 
-A client that starts with an instance id gets a new member id each time. If the instance is in
-the group already, the new id takes the place of the old one, in whatever state the group is:
-its order, leadership and partitions stay, and the old id is fenced. So a member that restarts
-within its session moves no partition.
+A client that starts with an instance id gets a new member id each time. If the instance is in the
+group already, the new id replaces the old one, in any state of the group: position, leadership and
+partitions stay, and the old id is fenced. A member that restarts within its session therefore moves
+no partition.
 
-A fenced id stays fenced, restart or not: where the last stable generation is in the log with
-the old id, it is written again with the new one, and every answer waits for that.
+A fenced id stays fenced, also after a restart of the daemon: if the last stable generation is in
+the log with the old id, it is written again with the new one, and every answer waits for that.
 
-In a stable group the newcomer is answered at once, in the same generation, if nothing that
-the assignment depends on has changed: the protocol that all vote for, and the topics. Else
-the group rebalances. Kafka ignores changed topics here; they would never be assigned.
+In a Stable group the new member is answered at once, in the same generation, if the basis of the
+assignment is unchanged: the protocol that wins the vote, and the topics. Otherwise the group
+rebalances. Kafka ignores changed topics here; they would never be assigned.
 """
 
 from typing import Final
@@ -71,10 +71,10 @@ from protocol.messages import (
 )
 from protocol.partition import INT32_MAX, NO_GENERATION
 
-# Different patterns in a group. Each is matched with every topic, and there may be 100,000.
+# Maximum number of different patterns in a group: each is matched with up to 100,000 topics.
 PATTERNS_MAX: Final = 32
 
-# Why nothing of a request is done: the error, and the same in words.
+# Refusal of a whole request: the error, and its text.
 _Refusal = tuple[int, str | None]
 _TOO_LARGE = "the members' subscriptions fill the largest answer or record that fits"
 
@@ -83,7 +83,6 @@ _REJOIN: Final = HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS.value)
 
 
 def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, now: Now) -> Outcome:
-    """Answer or park a JoinGroup."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     replaced = _replaced_member(group, request)
@@ -121,7 +120,7 @@ def _join_refusal(
     caller: Caller,
     now: Now,
 ) -> _Refusal | None:
-    """Return why nothing of the request is done, None if it goes on."""
+    """Return why the whole request is refused, None if it isn't."""
     if core.storage_exhausted:
         return ErrorCode.STORAGE_FULL, STORAGE_EXHAUSTED
     config = core.config
@@ -153,7 +152,7 @@ def _join_refusal(
 def _over_limit(
     core: Core, group: Group, pattern: str | None, joiner: Share | None, *, is_member: bool
 ) -> _Refusal | None:
-    """Return which limit would be passed; *joiner*: who needs a place for one more."""
+    """Return the limit that would be exceeded; *joiner*: the share of an additional member."""
     patterns = len(group.patterns)
     if pattern is not None and pattern not in group.patterns and patterns >= PATTERNS_MAX:
         text = f"the members have {patterns} different patterns already"
@@ -192,7 +191,7 @@ def _misfit(group: Group, request: JoinGroupRequest) -> str:
 
 def _make_group(d: Decision, group_id: str, caller: Caller) -> Group:
     group = d.core.make_group(group_id, caller, d.outcome)
-    # The group is there from now on for whoever looks, also after a crash.
+    # From here on the group is visible, also after a crash.
     d.emit(GroupMetadata(group_id, "", 0, None, None, d.wall_ms, ()))
     return group
 
@@ -200,7 +199,7 @@ def _make_group(d: Decision, group_id: str, caller: Caller) -> Group:
 def _give_id(
     d: Decision, group: Group, request: JoinGroupRequest, token: object, caller: Caller
 ) -> None:
-    """Give out a member id, so that a lost answer leaves no member behind."""
+    """Give out a member id first, so that a lost answer leaves no member behind."""
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
     timer = Timer(TimerKind.PENDING, group.group_id, member_id)
     pending = PendingId(
@@ -225,7 +224,7 @@ def _add(
     token: object,
     caller: Caller,
 ) -> None:
-    """Make the sender a member, and park its JoinGroup."""
+    """Add the client as a member, and park its JoinGroup."""
     member = _new_member(d, group, member_id, request, caller)
     if not d.core.has_room(group, member.answer_bytes(), member.record_bytes()):
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
@@ -255,9 +254,10 @@ def _add(
 
 
 def _hand_over(d: Decision, group: Group, caller: Caller) -> None:
-    """Let a group that nobody uses belong to its first member, if that has room for it.
+    """Transfer an unused group to its first member, if the member's quotas have room for it.
 
-    So it follows whoever gets another name, and what was there before names were asked for.
+    The group thus follows a renamed principal, and groups from the time before authentication get
+    an owner.
     """
     if caller.owner not in {None, group.owner} and d.core.share(None, caller).has_room_for(
         groups=1, offsets=group.offset_count, log_bytes=group.log_bytes
@@ -299,7 +299,7 @@ def _rejoin(
 def _update(
     d: Decision, group: Group, member: Member, request: JoinGroupRequest, token: object
 ) -> bool:
-    """Take over the new protocols unless they are too large for the group."""
+    """Apply the new protocols unless they are too large for the group."""
     answer_bytes, record_bytes = member.answer_bytes(), member.record_bytes()
     before = member.protocols, member.topic_pattern
     group.update(member, request.protocols, request.topic_pattern)
@@ -315,7 +315,7 @@ def _update(
 
 
 def _is_surplus(core: Core, group: Group, member: Member) -> bool:
-    """Say whether the group, loaded with more members than fit, is full without this one."""
+    """Return whether an overfull loaded group has enough members without this one."""
     return (
         group.state is GroupState.PREPARING
         and member.join is None
@@ -324,7 +324,7 @@ def _is_surplus(core: Core, group: Group, member: Member) -> bool:
 
 
 def _replaced_member(group: Group | None, request: JoinGroupRequest) -> Member | None:
-    """Return the member whose place the sender of *request* takes, None if it takes none."""
+    """Return the member that the client of *request* replaces, None if it replaces none."""
     if group is None or request.member_id or request.group_instance_id is None:
         return None
     member_id = group.static.get(request.group_instance_id)
@@ -334,7 +334,7 @@ def _replaced_member(group: Group | None, request: JoinGroupRequest) -> Member |
 def _new_member(
     d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
 ) -> Member:
-    """Return a member as *request* describes it, not yet in the group."""
+    """Return a member with the fields of *request*, not yet in the group."""
     return Member(
         member_id,
         request.session_timeout_ms,
@@ -358,7 +358,7 @@ def _replace_static(
     token: object,
     caller: Caller,
 ) -> None:
-    """Put the sender of *request* in the place of *old*, and answer it or park its JoinGroup."""
+    """Replace *old* by the client of *request*, and answer its JoinGroup or park it."""
     member_id = f"{request.group_instance_id}-{d.core.new_uuid()}"
     member = _new_member(d, group, member_id, request, caller)
     answer_bytes = member.answer_bytes() - old.answer_bytes()
@@ -389,7 +389,7 @@ def _replace_static(
 
 
 def _take_place(d: Decision, group: Group, old: Member, member: Member) -> str:
-    """Let *member* be what *old* was, fence the old id, and say so in words."""
+    """Replace *old* by *member*, fence the old id, and return the detail in words."""
     group.replace(old, member)
     assert member.group_instance_id is not None
     fence = instance_holder(group, member.group_instance_id)
@@ -401,7 +401,7 @@ def _take_place(d: Decision, group: Group, old: Member, member: Member) -> str:
     d.core.timers.cancel(old.timer)
     by = f"member {member.member_id} (client {member.client_id}) from host {member.client_host}"
     group.note_removal(old.member_id, f"replaced by {by}")
-    # It is no newcomer: nothing but the rebalance bounds the wait of its first JoinGroup.
+    # Not new: only the rebalance limits the wait of its first JoinGroup.
     member.is_new = False
     member.read_topics(group.protocol_type, group.protocol)
     d.core.restart_session(member, d.now.mono_ms)
@@ -418,17 +418,17 @@ def _take_place(d: Decision, group: Group, old: Member, member: Member) -> str:
 
 
 def _may_be_drained(old: Member) -> bool:
-    """Say whether the newcomer would wait for partitions that nobody gives it.
+    """Return whether the new member would wait for partitions that it never gets.
 
-    A crash forgets the mark; who has nothing then may have had it.
+    A crash loses the mark: a loaded member without partitions may have been drained.
     """
     return old.drained or (old.is_loaded and old.owned == NOTHING)
 
 
 def _was_to_give_up(group: Group, old: Member) -> bool:
-    """Say whether the rebalance is missing in which others get what was taken from *old*.
+    """Return whether a rebalance is still missing that reassigns partitions taken from *old*.
 
-    A cooperative member asks for it once it has let go. The newcomer knows nothing of that.
+    A cooperative member starts that rebalance after giving them up. The new member can't know.
     """
     if group.protocol_type != CONSUMER or old.owned is None:
         return False
@@ -437,11 +437,11 @@ def _was_to_give_up(group: Group, old: Member) -> bool:
 
 
 def _wants_the_same(group: Group, old: Member, member: Member) -> bool:
-    """Say whether the assignment that *old* had a part in suits *member*."""
+    """Return whether *member* can take over the assignment of *old*."""
     if old.topic_pattern != member.topic_pattern:
         return False
     if old.topics is None or member.topics is None:
-        # Topics of a consumer that can't be read may differ wherever the bytes do.
+        # Opaque topics of a consumer may differ wherever the bytes differ.
         protocol = group.protocol
         return group.protocol_type != CONSUMER or (
             old.metadata_for(protocol) == member.metadata_for(protocol)
@@ -450,11 +450,11 @@ def _wants_the_same(group: Group, old: Member, member: Member) -> bool:
 
 
 def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: bool = False) -> None:
-    """Write the last stable generation again where *member*'s instance had another id in it.
+    """Write the last stable generation again if it has *member*'s instance with another id.
 
-    Also for an instance that had left since: a crash brings back what was stable, and must not
-    bring back a member that fences the living one. *is_current*: the member is all that the
-    record says of it now.
+    Also for an instance that had left since: a crash restores the stable generation, and must not
+    restore a member that fences the living one. *is_current*: replace all fields of the record's
+    member, not only its id.
     """
     stable = group.stable
     instance_id = member.group_instance_id
@@ -485,7 +485,7 @@ def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: boo
 def sync(
     core: Core, request: SyncGroupRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
-    """Answer or park a SyncGroup; the leader's brings the assignment into force."""
+    """Answer or park a SyncGroup; the leader's contains the assignment and applies it."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     error = _sync_refusal(group, request)
@@ -523,7 +523,7 @@ def _sync_refusal(group: Group | None, request: SyncGroupRequest) -> int:
         (request.protocol_type, group.protocol_type),
         (request.protocol_name, group.protocol),
     ):
-        # A group that has not voted yet has no name to differ from.
+        # Before the vote the group has no protocol to compare with.
         if asked is not None and actual is not None and asked != actual:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     if group.state is GroupState.PREPARING:
@@ -539,7 +539,6 @@ def _sync_text(group: Group | None, request: SyncGroupRequest, error: int, now: 
 
 
 def _sync_answer(group: Group, member: Member) -> SyncGroupResponse:
-    """Return the SyncGroup answer of a stable group for *member*."""
     return SyncGroupResponse(
         ErrorCode.NONE.value, group.protocol_type, group.protocol, member.assignment
     )
@@ -548,7 +547,7 @@ def _sync_answer(group: Group, member: Member) -> SyncGroupResponse:
 def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest) -> None:
     problem = hand_out_assignment(group, request)
     if problem:
-        # The leader's own answer is 42 where everyone else's is 27, so it goes first.
+        # The leader's own answer is 42 and all others get 27, so the leader is answered first.
         for member in group.members.values():
             member.assignment, member.owned = b"", NOTHING
         d.remove(group, leader, "bad assignment", problem, ErrorCode.INVALID_REQUEST)
@@ -571,16 +570,16 @@ def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest
 
 
 def _let_hand_over(group: Group) -> None:
-    """Leave to each member what it had in the last assigned generation and nobody has now."""
+    """Limit `former` of each member to partitions without an owner in this generation."""
     owned = [member.owned for member in group.members.values()]
     taken = None if None in owned else frozenset().union(*(o for o in owned if o))
     for member in group.members.values():
-        # Nobody knows who owns what an assignment that can't be read names.
+        # An opaque assignment hides its partitions, so that any of them may be owned.
         member.former = NOTHING if taken is None else member.former - taken
 
 
 def hand_out_assignment(group: Group, request: SyncGroupRequest) -> str:
-    """Give the members what the leader sent; return what is wrong with it, "" if nothing."""
+    """Apply the leader's assignments; return what is wrong with them, "" if nothing."""
     given = {one.member_id: one.assignment for one in request.assignments}
     if len(given) != len(request.assignments):
         return "the leader named a member twice"
@@ -589,7 +588,7 @@ def hand_out_assignment(group: Group, request: SyncGroupRequest) -> str:
             return f"the leader named {member_id!r}, which is no member"
     taken: set[tuple[str, int]] = set()
     for member in group.members.values():
-        # A drained member gets nothing whatever the leader sends.
+        # A drained member gets nothing, whatever the leader assigned.
         member.assignment = b"" if member.drained else given.get(member.member_id, b"")
         listed = read_assignment(group.protocol_type, member.assignment)
         if listed is None:
@@ -608,7 +607,7 @@ def hand_out_assignment(group: Group, request: SyncGroupRequest) -> str:
 def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int]) -> str:
     first = next(m for m in group.members.values() if m.owned and topic_partition in m.owned)
     topic, partition = topic_partition
-    # The topic comes from the assignment's bytes: nothing has looked at its length.
+    # The topic comes from the assignment's bytes, where its length is not limited.
     name = f"{shortened(topic)}-{partition}"
     return f"{name} given to both {first.member_id} and {member.member_id}"
 
@@ -616,7 +615,7 @@ def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int])
 def heartbeat(
     core: Core, request: HeartbeatRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
-    """Answer a heartbeat at once; 0 and 27 reveal nothing new and so skip the gate."""
+    """Answer a heartbeat at once; 0 and 27 reveal nothing new and therefore skip the reply gate."""
     outcome = Outcome(request.group_id)
     response, member = _heartbeat(core, request, now)
     gated = member is None
@@ -638,8 +637,8 @@ def _heartbeat(
         if group is None or member is None:
             return _heartbeat_refused(group, request, error, now), None
     if request.generation_id != group.generation and not (
-        # After a crash at a generation that was told but never assigned, some members
-        # know of it and some don't; both only need to join again.
+        # After a crash at a generation that was announced but never assigned, some members know it
+        # and some don't; both only need to join again.
         group.is_recovering
         and group.stable is not None
         and request.generation_id == group.stable.generation
@@ -657,7 +656,7 @@ def _heartbeat_refused(
 def leave(
     core: Core, request: LeaveGroupRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
-    """Remove the named members, with one rebalance for all of them."""
+    """Remove the given members, with one rebalance for all of them."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     removed: list[tuple[Member, str]] = []
@@ -682,15 +681,15 @@ def leave(
 def _leave(
     d: Decision, group: Group, leaving: LeavingMember, removed: list[tuple[Member, str]]
 ) -> tuple[int, str | None]:
-    """Take one member out, or say why not."""
+    """Remove one member; return an error and its text, 0 if it was removed."""
     member_id, instance_id, reason = leaving.member_id, leaving.group_instance_id, leaving.reason
     if member_id in group.pending:
-        # It was no member yet, so a stable group is not disturbed.
+        # Not a member yet, so that a Stable group does not rebalance.
         d.forget_pending(group, group.pending[member_id])
         return ErrorCode.NONE.value, None
     what = "left"
     if not member_id and instance_id in group.static:
-        # An operator knows the instance, and not under which id it came back last.
+        # An operator knows the instance id, but not its current member id.
         member_id = group.static[instance_id]
         what = f"instance id {instance_id!r} removed on request"
     member, error = group.find(member_id, instance_id)
@@ -704,13 +703,12 @@ def _leave(
 
 
 def session_fired(d: Decision, group: Group, member: Member) -> None:
-    """Remove a member whose session ended."""
     gap_ms = d.now.mono_ms - member.heard_ms
     if member.join is not None and member.is_new:
-        # Nothing else bounds the wait of a first JoinGroup.
+        # Nothing else limits the wait of a first JoinGroup.
         detail = f"its first JoinGroup was parked for {seconds(gap_ms)}"
     elif member.join is not None or member.sync is not None:
-        return  # We owe it the answer; its session starts anew with that.
+        return  # Its request is still parked; the answer restarts the session.
     else:
         timeout = seconds(member.session_timeout_ms)
         detail = f"no heartbeat for {seconds(gap_ms)}, session timeout {timeout}"
@@ -719,7 +717,7 @@ def session_fired(d: Decision, group: Group, member: Member) -> None:
 
 
 def pending_fired(d: Decision, group: Group, pending: PendingId) -> None:
-    """Take back an id that was given out and not used in time."""
+    """Revoke an id that was given out and not used in time."""
     if group.rebalance is not None:
         group.rebalance.gone(pending, "never joined", d.now.mono_ms)
     d.forget_pending(group, pending)
@@ -727,7 +725,7 @@ def pending_fired(d: Decision, group: Group, pending: PendingId) -> None:
 
 
 def withdraw(core: Core, token: object, now: Now) -> Outcome | None:
-    """Forget the parked request of a client that vanished; its session runs on from here."""
+    """Drop the parked request of a disconnected client; its session continues from here."""
     member = core.parked.pop(token, None)
     if member is None:
         return None

@@ -1,8 +1,8 @@
-"""How the records of the node's own partition lie in the log: topics, rules, users, quotas.
+"""Log form of the records of the node's own partition: topics, rules, users, quotas.
 
-Each subject has its own types; this is where they come together. A topic is the scope of its
-entries. Everything else lies in the scope "", which no tombstone of a scope ever names: a user may
-be called as a topic that is forgotten.
+Each subject has its own record types; this module combines them. A topic is the scope of its
+entries. All other entries have the scope "", which no tombstone of a scope ever names: a user may
+have the name of a topic that is forgotten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _READERS: Final[Mapping[int, Reader]] = {
 
 
 def pack(records: Sequence[NodeRecord]) -> tuple[int, bytes]:
-    """Return how many offsets of the log *records* take, and the msgpack array of their entries."""
+    """Return the number of log offsets of *records*, and the msgpack array of their entries."""
     count = 0
     items: list[tuple[int, *EntryFields]] = []
     for record in records:
@@ -41,11 +41,12 @@ def pack(records: Sequence[NodeRecord]) -> tuple[int, bytes]:
 
 
 def read_item(item: Item) -> NodeRecord:
-    """Return the record of an entry as it lies in a batch; arrays may be lists or tuples.
+    """Return the record of a batch element; arrays may be lists or tuples.
 
     Raises:
-        UnknownRecord: A type or version is none of ours.
-        MalformedRecord: A shape is not that of the type. The text shows nothing of the value.
+        UnknownRecord: The type or version is unknown.
+        MalformedRecord: The key or value has a wrong shape for its type. The text shows nothing of
+            the value.
     """
     record: NodeRecord = read_by(_READERS, "the node, scope", item)
     return record

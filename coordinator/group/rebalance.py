@@ -1,52 +1,50 @@
-"""The two barriers of a rebalance, and the changes of topics that start one.
+"""The two barriers of a rebalance, and the topic changes that start one.
 
 Theory of operation
 ===================
 
-At the first barrier every member parks a JoinGroup; when the last known member (and the
-last id that was given out) is back, or the longest rebalance timeout runs out, all are
-released at once with a new generation. At the second, every member parks a SyncGroup; the
-leader's carries the assignment, and the group's record releases the rest.
+At the first barrier every member parks a JoinGroup. When the last known member (and the last id
+that was given out) has joined, or the longest rebalance timeout has passed, all are released at
+once with a new generation. At the second barrier every member parks a SyncGroup; the leader's
+contains the assignment, and the group's record releases the others.
 
-The generation grows when the first barrier opens and not when a member joins. So ten
-members starting within a second share one generation, and a commit that was on its way
-when the rebalance began is still accepted: it names the old generation, which stays
-current until the barrier opens. The new one is a record before anybody is told of it, so
-that a crash can't hand it out twice.
+The generation is incremented when the first barrier opens, not when a member joins. Ten members
+that start within a second therefore share one generation. A commit under way when the rebalance
+began is still accepted: it names the old generation, which stays current until the barrier opens.
+The new generation is recorded before any member gets it, so that a crash can't cause a second use.
 
-A static member that does not come back in time keeps its place: it is restarting, and its
-session decides. The leader assigns to it as to the others; the second barrier doesn't wait.
+A static member that does not rejoin in time keeps its place: it is restarting, and its session
+decides. The leader assigns partitions to it as to the others; the second barrier doesn't wait.
 
-A group that was Empty waits for more members first: `group.initial.rebalance.delay.ms`,
-again whenever somebody came meanwhile, up to the first rebalance timeout. Nothing but
-losing every member ends that wait early.
+A group that was Empty first waits for more members: for `group.initial.rebalance.delay.ms`, again
+whenever a member joined in that time, up to the first rebalance timeout. Only the loss of every
+member ends that wait early.
 
-Soft, and so forgotten in a crash: who is parked, who has left since the last record, and
-all deadlines. Members find out by their next heartbeat.
+Soft, and therefore lost in a crash: parked requests, members that left since the last record, and
+all deadlines. Members notice by their next heartbeat.
 
 A generation is an int32 on the wire. A group that has used them up loses all its members
-(QUOTA_EXCEEDED) and takes no new ones until it is deleted; it stays Empty at the last
-generation, where no member is left that could commit with it. At one rebalance a second
-that takes 68 years.
+(QUOTA_EXCEEDED) and accepts no new ones until it is deleted. It stays Empty at the last generation,
+in which no member is left that could commit. At one rebalance a second that takes 68 years.
 
 Topics
 ------
 
-A group's `topics_version` says up to which version of the registry its assignment is known to
-be good, and never more than the registry's own log has (`Registry.durable_version`). It is set
-when a join phase completes, and lies in the group's record. Whenever the group becomes Stable,
-after a load, and when something changes while it is Stable, the newer changes are looked at: is
-one of a topic that the group subscribes to, or has assigned, or of one that a member's pattern
-matches and that the member didn't have on its list when it joined? Then the group rebalances;
-else its assignment is good up to now. A topic that is new or has grown is no news to a group
-that owns all of its partitions already: it knew before the registry did, and its leader may well
-have told the registry. Where a topic of the group has changed, or isn't registered and another was
-deleted, the group's record is written again with the version: a later load may miss the deletions.
+A group's `topics_version` is the registry version up to which its assignment is known to be valid.
+It never exceeds the version that is durable in the registry's own log (`Registry.durable_version`).
+It is set when a join phase completes, and stored in the group's record. Newer changes are checked
+whenever the group becomes Stable, after a load, and when something changes while it is Stable. The
+group rebalances if a change concerns a topic that it subscribes to or has assigned, or one that a
+member's pattern matches and that was missing in the member's list when it joined. Otherwise its
+assignment is valid up to the current version. A new or grown topic is no news to a group that owns
+all of its partitions already: the group knew before the registry, and its leader may have
+registered the topic. The group's record is written again with the version if a topic of the group
+has changed, or is not registered while another was deleted: a later load may miss the deletions.
 
-A member finds the topics of its pattern before it joins, so what it knows may be older than
-the join phase. Hence `topics_version` is lowered below the first topic that such a member
-misses. A client that never takes a topic up would so rebalance for ever: a change that has
-made this group rebalance once (`topics_triggered`, soft) doesn't count any more.
+A member looks up the topics of its pattern before it joins, so that its list may be older than the
+join phase. `topics_version` is therefore lowered below the first topic that such a member misses. A
+client that never adopts a topic would then rebalance for ever; this is why a change that has
+already triggered a rebalance of the group (`topics_triggered`, soft) no longer counts.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -67,27 +65,27 @@ from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupResponse, sync_error
 from protocol.partition import INT32_MAX
 
-# When to look again at members that wait for our disk, if their rebalance timeout is shorter:
-# a timeout of 0 is legal, and must not make us spin.
+# Minimum wait for members whose answers wait for our disk, in ms, if their rebalance timeout is
+# shorter: a timeout of 0 is legal, and must not cause a busy loop.
 SPARED_MS: Final = 500
-# Up to so many changes are looked at one by one, for each group that they are news to.
+# Maximum number of new changes that are checked one by one for a group.
 CHANGES_WALKED: Final = 100
-# So many changes are named as the reason of a rebalance.
+# Maximum number of changes named in the reason of a rebalance.
 CHANGES_NAMED_MAX: Final = 3
 
 
 def start_rebalance(
     d: Decision, group: Group, trigger: Trigger, cause: str, by: Member | None, detail: str
 ) -> None:
-    """Ask every member to join again.
+    """Require every member to join again.
 
     Args:
         d: The decision in the making.
-        group: It must have an edge for *trigger*.
-        trigger: What the state table calls it.
-        cause: What operators call it, a few fixed words.
-        by: The member that caused it, None for nobody in particular.
-        detail: The reason in words, with what was measured.
+        group: Must have an edge for *trigger* in its state.
+        trigger: The cause in the state table.
+        cause: The cause for operators, a few fixed words.
+        by: The member that caused it, None without one.
+        detail: The reason in words, with measured values.
     """
     was_empty = group.state is GroupState.EMPTY
     was_completing = group.state is GroupState.COMPLETING
@@ -116,7 +114,7 @@ def start_rebalance(
 def maybe_start_rebalance(
     d: Decision, group: Group, trigger: Trigger, cause: str, by: Member, detail: str
 ) -> None:
-    """Go on after a JoinGroup was parked or members were removed, whatever the state is."""
+    """Continue after a JoinGroup was parked or members were removed, in any state."""
     if group.state is GroupState.PREPARING:
         maybe_complete_join(d, group)
     else:
@@ -124,7 +122,7 @@ def maybe_start_rebalance(
 
 
 def maybe_complete_join(d: Decision, group: Group) -> None:
-    """Open the first barrier if nobody is missing."""
+    """Open the first barrier if no member is missing."""
     if group.state is not GroupState.PREPARING:
         return
     if not group.members or (not group.is_initial and group.all_joined()):
@@ -132,14 +130,14 @@ def maybe_complete_join(d: Decision, group: Group) -> None:
 
 
 def join_timer_fired(d: Decision, group: Group) -> None:
-    """Look again at the initial delay, or open the first barrier without the missing."""
+    """Check the initial delay again, or open the first barrier without the missing members."""
     if group.is_initial:
         _end_initial_delay(d, group)
         return
     timers = d.core.timers
     absent = [m for m in group.members.values() if m.join is None]
-    # Those that wait for our disk can't know of the rebalance before it answers. A static
-    # member that is away keeps its place, and what it is given, until its session ends.
+    # Members whose answers wait for our disk can't know of the rebalance yet. An absent static
+    # member keeps its place and assignment until its session ends.
     is_spared = any(m.in_gate for m in absent)
     timeout_ms = group.rebalance_timeout_ms()
     for member in absent:
@@ -147,7 +145,7 @@ def join_timer_fired(d: Decision, group: Group) -> None:
             detail = f"no JoinGroup within the rebalance timeout of {seconds(timeout_ms)}, "
             d.remove(group, member, "rebalance timeout", detail + _silence(d, member))
     if is_spared or (group.members and not group.parked_joins):
-        # The timeout of those who are left.
+        # The timeout of the remaining members.
         timeout_ms = max(group.rebalance_timeout_ms(), SPARED_MS)
         timers.arm(group.join_timer, d.now.mono_ms + timeout_ms)
     else:
@@ -163,8 +161,8 @@ def _end_initial_delay(d: Decision, group: Group) -> None:
         if group.parked_joins == len(group.members):
             complete_join(d, group)
         else:
-            # A client vanished with its JoinGroup parked; from here on its member is waited
-            # for like any other that has not come back.
+            # A client disconnected with its JoinGroup parked; from here on its member is waited for
+            # like any other absent member.
             group.is_initial = False
             d.core.timers.arm(group.join_timer, d.now.mono_ms + group.rebalance_timeout_ms())
         return
@@ -176,7 +174,7 @@ def _end_initial_delay(d: Decision, group: Group) -> None:
 
 
 def complete_join(d: Decision, group: Group) -> None:
-    """Open the first barrier: everybody still here has a JoinGroup parked."""
+    """Open the first barrier: every remaining member has a JoinGroup parked."""
     d.core.timers.cancel(group.join_timer)
     group.is_initial = False
     if group.members and group.generation == INT32_MAX:
@@ -204,7 +202,7 @@ def _become_empty(d: Decision, group: Group) -> None:
 
 def _open_generation(d: Decision, group: Group) -> None:
     now_ms = d.now.mono_ms
-    # After a crash in between, what the members have is that of the last assigned generation.
+    # After a crash in between, members still own partitions of the last assigned generation.
     has_owners = group.is_recovering or not group.is_unassigned()
     d.emit(GroupGeneration(group.group_id, group.generation + 1, d.wall_ms))
     assert group.rebalance is not None
@@ -217,7 +215,7 @@ def _open_generation(d: Decision, group: Group) -> None:
     for member in group.members.values():
         if has_owners:
             member.former = member.owned or NOTHING
-        # Whatever it owned, it gave up by joining, or by staying away.
+        # Members gave up their partitions by joining, or by staying away.
         member.assignment, member.owned = b"", NOTHING
         member.synced = member.is_loaded = False
         member.read_topics(group.protocol_type, group.protocol)
@@ -243,7 +241,7 @@ def join_answer(
 ) -> JoinGroupResponse:
     """Return the JoinGroup answer of the current generation for *member_id*.
 
-    *skip_assignment* goes to the leader only: it leads, and what was assigned stays (KIP-814).
+    *skip_assignment* applies to the leader only: it leads, and the assignment stays (KIP-814).
     """
     leader = group.leader or ""
     is_shown = show_members and member_id == leader
@@ -260,7 +258,7 @@ def join_answer(
 
 
 def sync_timer_fired(d: Decision, group: Group) -> None:
-    """Remove the members that never asked for their assignment."""
+    """Remove the members that never sent a SyncGroup."""
     timeout_ms = group.rebalance_timeout_ms()
     late = [m for m in group.members.values() if not m.synced]
     lost = [m for m in late if not m.in_gate]
@@ -270,12 +268,12 @@ def sync_timer_fired(d: Decision, group: Group) -> None:
         d.remove(group, member, "sync timeout", detail)
     if lost:
         start_rebalance(d, group, Trigger.MEMBER_LOST, "sync timeout", lost[-1], detail)
-    elif late:  # Its JoinGroup answer still waits for our disk.
+    elif late:  # Their JoinGroup answers still wait for our disk.
         d.core.timers.arm(group.sync_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
 
 
 def begin_report(d: Decision, group: Group, cause: str, detail: str, by: Member | None) -> None:
-    """Begin the report of a rebalance; one that has not ended is overtaken by it."""
+    """Begin the report of a rebalance; it overtakes an unfinished one."""
     if group.rebalance is not None:
         end_report(d, group, history.OVERTAKEN)
     reason = detail[: history.REASON_MAX]
@@ -292,7 +290,7 @@ def begin_report(d: Decision, group: Group, cause: str, detail: str, by: Member 
 
 
 def end_report(d: Decision, group: Group, outcome: str) -> None:
-    """Keep the report of the running rebalance for good."""
+    """Append the report of the running rebalance to the log."""
     assert group.rebalance is not None
     number = group.last_rebalance() + 1
     rebalance = group.rebalance.report(number, group.generation, outcome, d.now.mono_ms)
@@ -304,7 +302,7 @@ def end_report(d: Decision, group: Group, outcome: str) -> None:
 
 
 def _note_topics(core: Core, group: Group) -> None:
-    """Note what the members subscribe to, and how much of the registry they have seen."""
+    """Store the members' subscriptions, and the registry version that all of them know."""
     group.subscribed = group.topics_wanted()
     registry = core.registry
     version = registry.durable_version
@@ -319,7 +317,7 @@ def _note_topics(core: Core, group: Group) -> None:
 
 
 def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
-    """Rebalance a Stable group that is concerned by a change newer than its assignment."""
+    """Rebalance a Stable group if a change newer than its assignment concerns it."""
     version = d.core.registry.durable_version
     if version <= group.known_version:
         return
@@ -334,7 +332,7 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     if not named:
         group.topics_version = version
         if is_concerned and group.stable is not None:
-            # A node that loads a snapshot, where deletions may be missing, couldn't decide it.
+            # A node that loads a snapshot, where deletions may be missing, couldn't decide this.
             d.emit(group.stable._replace(topics_version=version))
         return
     group.topics_triggered = version
@@ -345,12 +343,12 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
 
 
 def _topic_changes(core: Core, group: Group) -> Iterator[tuple[str, bool]]:
-    """Yield the changes of topics of *group* since its assignment, in words; and which is news."""
+    """Yield the topic changes that concern *group*, in words, and whether each is news."""
     registry = core.registry
     known_version = group.known_version
     subscribed = group.subscribed or frozenset()
     patterns = {pattern for pattern, _ in _patterns(group)}
-    owned: dict[str, list[int]] | None = None  # Most changes concern nobody.
+    owned: dict[str, list[int]] | None = None  # Computed on demand: most changes concern no group.
     for topic in _candidates(registry, group, patterns, known_version):
         change = registry.change_of(topic, known_version)
         if change is None:
@@ -383,7 +381,7 @@ def _is_news(
     *,
     is_wanted: bool,
 ) -> bool:
-    """Say whether a topic that is wanted, or deleted, has anything but the partitions *owned*."""
+    """Return whether a wanted or deleted topic differs from the partitions *owned*."""
     if not change.after:
         return is_wanted or bool(owned)
     owns_all = sum(partition < change.after for partition in owned) == change.after
@@ -393,10 +391,10 @@ def _is_news(
 def _candidates(
     registry: Registry, group: Group, patterns: set[str], known_version: int
 ) -> Iterable[str]:
-    """Return the topics that may be news to *group*, in an order that can be repeated.
+    """Return the topics that may be news to *group*, in a reproducible order.
 
-    A group that was loaded may be thousands of changes behind, and so may all the others be:
-    then its own topics are looked up.
+    A loaded group may be thousands of changes behind, and so may all others: then the group's own
+    topics are looked up instead of the changes.
     """
     if registry.number_of_changes_since(known_version) <= CHANGES_WALKED:
         return dict.fromkeys(change.topic for change in registry.changes_since(known_version))
@@ -417,7 +415,7 @@ def _patterns(group: Group) -> list[tuple[str, frozenset[str]]]:
 
 
 def _is_seen(core: Core, group: Group, pattern: str, topic: str) -> bool:
-    """Say whether a member that wants what matches *pattern* may know of *topic*."""
+    """Return whether any member with *pattern* may see *topic*."""
     sees = core.sees_topic
     return sees is None or any(
         sees(member.principal, member.client_host, topic)
@@ -429,7 +427,7 @@ def _is_seen(core: Core, group: Group, pattern: str, topic: str) -> bool:
 def _matching(registry: Registry, pattern: str) -> list[str]:
     try:
         return registry.matching(pattern)
-    except InvalidPattern:  # Of a log that another version of RE2 wrote.
+    except InvalidPattern:  # Accepted by another version of RE2, and loaded from the log.
         return []
 
 

@@ -1,4 +1,4 @@
-"""Refusals in words, with what was measured and both parties. For people: nothing parses them."""
+"""Refusal texts with measured values and both parties. For people: no code parses them."""
 
 from typing import Final
 
@@ -10,17 +10,17 @@ TEXT_MAX: Final = 1_000  # Characters.
 
 
 def seconds(ms: int) -> str:
-    """Return a span as ``10.2 s``."""
+    """Return a duration as ``10.2 s``."""
     return f"{ms / 1000:.1f} s"
 
 
 def with_reason(what: str, reason: str | None) -> str:
-    """Return *what*, and the reason that a client gave for it."""
+    """Return *what*, with the reason given by the client."""
     return shortened(f"{what}: {reason}") if reason else what
 
 
 def shortened(text: str) -> str:
-    """Return *text*, or its beginning: what a peer sent may be longer than an answer can hold."""
+    """Return *text* limited to TEXT_MAX: text from clients may be too long for an answer."""
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
 
 
@@ -32,7 +32,7 @@ def refusal(
     generation_id: int,
     now_ms: int,
 ) -> str | None:
-    """Return why a member's request got *error*, None for one that needs no words."""
+    """Return why a member's request got *error*, None for an error without a text."""
     if error == ErrorCode.UNKNOWN_MEMBER_ID:
         return unknown_member(group, member_id, instance_id)
     if group is None:
@@ -52,7 +52,7 @@ def member_refusal(
     request: HeartbeatRequest | SyncGroupRequest | OffsetCommitRequest,
     now_ms: int,
 ) -> str | None:
-    """Return why *request*, which names a generation, got *error*; None if it needs no words."""
+    """Return why *request*, which has a generation, got *error*; None for one without a text."""
     return refusal(
         group,
         error,
@@ -64,7 +64,7 @@ def member_refusal(
 
 
 def unknown_member(group: Group | None, member_id: str, instance_id: str | None) -> str:
-    """Return what became of a member that is not there."""
+    """Return why a member is unknown, or why it was removed."""
     if group is None:
         return "there is no such group"
     removal = group.removals.get(member_id)
@@ -76,7 +76,7 @@ def unknown_member(group: Group | None, member_id: str, instance_id: str | None)
 
 
 def instance_holder(group: Group, instance_id: str) -> str:
-    """Return who holds an instance id."""
+    """Return the member and client that hold an instance id."""
     holder = group.members[group.static[instance_id]]
     return (
         f"instance id {instance_id!r} is held by member {holder.member_id} "
@@ -85,14 +85,14 @@ def instance_holder(group: Group, instance_id: str) -> str:
 
 
 def wrong_generation(group: Group, generation_id: int) -> str:
-    """Return how a request's generation differs from the group's."""
+    """Return the difference between a request's generation and the group's."""
     if generation_id < group.generation:
         return f"generation {generation_id} is over, the group is at {group.generation}"
     return f"generation {generation_id} has not begun, the group is at {group.generation}"
 
 
 def rebalancing(group: Group, now_ms: int) -> str:
-    """Return why the group rebalances, and since when."""
+    """Return why the group rebalances, and for how long."""
     running = group.rebalance
     if running is None:
         return "the group rebalances"

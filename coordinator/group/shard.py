@@ -47,18 +47,19 @@ from protocol.messages import (
     sync_error,
 )
 
-# So that a thousand sessions that end at once don't hold up everybody else's requests.
+# Maximum number of deadlines handled at once, so that a thousand sessions ending together don't
+# block other requests.
 EXPIRE_SLICE = 256
 
-# A reply that left the gate within this time did not wait: the session stands as the decision
-# left it. (A SyncGroup answered at once in a stable group does not refresh the session.)
+# Milliseconds in the reply gate that count as no wait: the session keeps the deadline set by the
+# decision. (A SyncGroup answered at once in a stable group does not refresh the session.)
 GATE_SLACK_MS = 20
 
-# So many members get their soft state in one slice of a load.
+# Number of members that get their soft state in one slice of a load.
 SLICE_MEMBERS: Final = 500
-# What a group takes without members, in members.
+# Cost of a group without its members, in members.
 _GROUP_ROOM: Final = 0.1
-# So many groups and members come to rest in one slice: about a millisecond.
+# Number of groups and members unloaded in one slice of `rest`: about a millisecond.
 _SLICE_RESTS: Final = 100
 
 _HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Caller, Now], Outcome]]] = {
@@ -77,14 +78,14 @@ _HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Caller, Now], Outcom
 class GroupShard:
     """The groups of one offsets partition, as a pure function of requests, records and time.
 
-    Whoever holds it keeps to this order: `replay` every record of the log, `loaded` once,
-    then `handle` and `expire`. The records of an `Outcome` are replayed already; they must be
-    appended as one batch, and its gated replies wait for that batch.
+    The order of calls: `replay` every record of the log, `loaded` once, then `handle` and `expire`.
+    The records of an `Outcome` are replayed already; they must be appended as one batch, and its
+    gated replies wait for that batch.
 
     Attributes:
-        totals: What the groups of all shards of the node take together.
-        scan: See `Scans.page`; what it shows may not be durable yet.
-        kept: See `Core.kept`; to be called when records were appended.
+        totals: Usage of the groups of all shards of the node.
+        scan: See `Scans.page`; the offsets may not be durable yet.
+        kept: See `Core.kept`; to be called after records were appended.
         end_offset: See `Core.end_offset`.
         fetch_offsets: See `commits.fetch`; likewise ``fetch_in_slices``.
         list_groups: See `admin.list_groups`.
@@ -102,12 +103,12 @@ class GroupShard:
         new_uuid: Callable[[], str],
         registry: Registry | None = None,
     ) -> None:
-        """Make a shard without groups; *registry* is only read, and by default empty."""
+        """Create a shard without groups; *registry* is only read, and by default empty."""
         self._core = core = Core(config, new_uuid, registry or Registry())
         self._sweeper = Sweeper(core)
         self._scans = Scans(core)
         self._summaries = lag.Summaries(core)
-        # Applies one record of the log; must not be called once `loaded` was.
+        # Applies one record of the log; must not be called after `loaded`.
         self.replay = core.replay
         self.totals = core.totals
         self.kept = core.kept
@@ -143,7 +144,7 @@ class GroupShard:
         return bool(self._core.parked)
 
     def hide_topics(self, sees_topic: Callable[[str | None, str, str], bool]) -> None:
-        """Let patterns match what *sees_topic* shows: of a principal, a host and a topic."""
+        """Limit the matches of patterns by *sees_topic*, called with principal, host and topic."""
         self._core.sees_topic = sees_topic
 
     @property
@@ -156,11 +157,10 @@ class GroupShard:
         self._core.storage_exhausted = value
 
     def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
-        """Decide one request that names one group.
+        """Decide one request about one group.
 
-        The reply with *token* is in this outcome, or in a later one if the request is parked;
-        there is exactly one, unless the request is withdrawn. *token* is hashable, and names
-        one request only.
+        The reply with *token* is in this outcome, or in a later one if the request is parked; there
+        is exactly one, unless the request is withdrawn. *token* must be hashable and unique.
 
         Raises:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
@@ -171,52 +171,52 @@ class GroupShard:
         return _HANDLERS[type(request)](core, request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:
-        """Return what a `handle` or `delete_group` that raised had decided, if it had begun.
+        """Return the outcome of a `handle` or `delete_group` that raised, None if it had not begun.
 
-        Its records are replayed: they must be logged, or memory is ahead of the log.
+        Its records are replayed already: they must be logged, otherwise memory is ahead of the log.
         """
         return self._core.latest
 
     def describe_group(self, group_id: str) -> DescribedGroup:
-        """Return one group with its members; 69 and state Dead if there is none."""
+        """Return one group with its members; error 69 and state Dead if unknown."""
         return admin.describe(self._core, group_id)
 
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
-        """Return why one group rebalanced, newest first; 69 if there is no such group."""
+        """Return the rebalances of one group, newest first; error 69 if unknown."""
         return admin.describe_rebalances(self._core, request)
 
     def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
-        """Delete a group without members; return the outcome and 0, 68 or 69."""
+        """Delete a group without members; return the outcome and error 0, 68 or 69."""
         self._core.latest = None
         return admin.delete(self._core, group_id, now)
 
     def caught_up(self) -> None:
-        """Do nothing: nobody looks at groups that another node serves."""
+        """Do nothing: groups that another node serves are not read here."""
 
     def begin_replay(self, now: Now) -> None:
-        """Do nothing: what is replayed here has its times in itself."""
+        """Do nothing: the replayed records contain their times."""
 
     def loaded(self, now: Now) -> list[Outcome]:
-        """Start to serve what was replayed; return what there is to keep and tell.
+        """Start to serve the replayed state; return outcomes to append.
 
-        Tell it by `topics_changed` what it may have missed.
+        Afterwards call `topics_changed` for changes that the groups may have missed.
         """
         return [outcome for slice_ in self.finish_load(lambda: now) for outcome in slice_]
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-        """Do the same in slices; until the last one is taken, nothing else may be asked."""
+        """Call `loaded` in slices; until the last one is taken, no other method may be called."""
         self._sweeper.start(now())
         yield from load(self._core, now)
 
     def unload(self, now: Now) -> list[Outcome]:
-        """Stop serving: answer what is parked with 16, and forget everything."""
+        """Stop serving: answer parked requests with 16, and remove all state."""
         self._stop()
         return unload(self._core, now)
 
     def rest(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-        """Stop serving: answer what is parked with 16, and keep only what a crash would leave.
+        """Stop serving: answer parked requests with 16, and keep only hard state.
 
-        In slices; until the last one is taken, nothing but `unload` may be asked. `replay` and
+        In slices; until the last one is taken, only `unload` may be called. `replay` and
         `finish_load` may follow, as if the log had been replayed up to here.
         """
         self._stop()
@@ -228,41 +228,41 @@ class GroupShard:
         self._summaries.stop()
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
-        """Take note that the registry has changed; *deleted* names the topics that are gone.
+        """Note that the registry has changed; *deleted* names the deleted topics.
 
-        `expire` tells the groups, a slice at a time.
+        `expire` brings the changes to the groups, one slice at a time.
         """
         self._sweeper.topics_changed(deleted, now)
 
     def take_purged(self) -> list[str]:
-        """Return the deleted topics of which `expire` has removed all offsets, each once."""
+        """Return and remove the deleted topics whose offsets `expire` has removed, each once."""
         return self._sweeper.take_purged()
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """The groups by id, to look at only."""
+        """The groups by id; read-only."""
         return self._core.groups
 
     def offset_count(self) -> int:
-        """Return how many committed offsets there are; it walks over the groups."""
+        """Return the number of committed offsets, summed over all groups."""
         return sum(group.offset_count for group in self._core.groups.values())
 
     def hard_state(self) -> dict[str, HardGroup]:
-        """Return what a crash would leave, by group id."""
+        """Return the hard state by group id."""
         return self._core.hard_state()
 
     def next_deadline_ms(self) -> int | None:
-        """Return the monotonic time at which `expire` next has something to do."""
+        """Return the monotonic time of the next work for `expire`, None without any."""
         return self._core.timers.next_deadline_ms()
 
     def shift_deadlines(self, by_ms: int) -> None:
-        """Move all deadlines by *by_ms*: the process stalled, and evicts nobody for that."""
+        """Move all deadlines by *by_ms*: a stall of the process must not expire members."""
         self._core.timers.shift(by_ms)
 
     def expire(self, now: Now) -> list[Outcome]:
-        """Act on deadlines that have passed, earliest first, at most `EXPIRE_SLICE` of them.
+        """Handle expired deadlines, earliest first, at most `EXPIRE_SLICE` of them.
 
-        Of the work on all groups (expiry, changes of topics) at most one slice is done. While
+        At most one slice of the work on all groups (expiry, topic changes) is done. While
         `next_deadline_ms` is not after *now*, there is more to do.
         """
         outcomes = []
@@ -284,7 +284,7 @@ class GroupShard:
     def _fire(self, timer: Timer, now: Now) -> Outcome:
         d = Decision(self._core, timer.group_id, now)
         group = self._core.groups[timer.group_id]
-        # Who has a reply in the gate is armed again when that leaves.
+        # If a reply waits in the reply gate, its release arms the timer again.
         if timer.kind is TimerKind.JOIN:
             join_timer_fired(d, group)
         elif timer.kind is TimerKind.SYNC:
@@ -300,9 +300,9 @@ class GroupShard:
         return d.outcome
 
     def released(self, watched: Watched, now: Now) -> None:
-        """Note that a gated reply left the gate (or was given up); call it exactly once each.
+        """Note that a gated reply was released (or given up); call it exactly once for each.
 
-        If it had to wait, the member's session starts anew: it could not act before.
+        If the reply had to wait, the member's session restarts: the client could not act before.
         """
         watched.in_gate -= 1
         waited_ms = now.mono_ms - watched.gated_at_ms
@@ -314,17 +314,17 @@ class GroupShard:
         self._core.timers.arm(watched.timer, now.mono_ms + watched.session_timeout_ms)
 
     def withdraw(self, token: object, now: Now) -> Outcome | None:
-        """Take back a parked request whose client vanished; None if it isn't parked.
+        """Withdraw a parked request whose client disconnected; None if it isn't parked.
 
-        It gets no reply. Its member counts as not (re)joined, and its session runs on.
+        There is no reply. The member counts as not (re)joined, and its session continues.
         """
         return membership.withdraw(self._core, token, now)
 
 
 def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-    """Give every replayed group its soft state: fresh sessions, and a rebalance if needed.
+    """Build the soft state of every replayed group: full sessions, and a rebalance if needed.
 
-    Yields whenever a slice is done.
+    Yields outcomes after each slice.
     """
     outcomes: list[Outcome] = []
     room: float = SLICE_MEMBERS
@@ -334,7 +334,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
             group.protocol_type = stable.protocol_type
         if stable is not None and stable.members:
             group.protocol = stable.protocol
-            # A change that the group's log knew of may have been lost with another log's end.
+            # The group's log may know a registry change that was lost with the end of another log.
             group.topics_version = min(stable.topics_version, core.registry.version)
             for metadata in stable.members:
                 now_ms = now().mono_ms
@@ -358,10 +358,10 @@ def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> O
     group.leader = stable.leader
     group.subscribed = group.topics_wanted()
     if group.is_unassigned():
-        # Its members were told, or may have been told, a generation that came to nothing.
+        # A new generation was announced, or may have been, and never assigned.
         group.is_recovering = True
-        # What they agreed on for that generation is not in the log: no SyncGroup of it is
-        # wrong for naming another protocol than the last stable generation's.
+        # The protocol of that generation is not in the log. With None, a SyncGroup of it may name
+        # another protocol than that of the last stable generation.
         group.protocol = None
         group.move(Trigger.LOADED_UNASSIGNED)
         core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
@@ -385,7 +385,7 @@ def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int
         metadata.client_id,
         metadata.client_host,
         group_instance_id=metadata.group_instance_id,
-        # -1 is Kafka's "as the session".
+        # -1 is Kafka's value for "the same as the session timeout".
         rebalance_timeout_ms=metadata.session_timeout_ms
         if rebalance_timeout_ms < 0
         else core.rebalance_timeout_ms(rebalance_timeout_ms),
@@ -405,17 +405,18 @@ def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int
 
 
 def unload(core: Core, now: Now) -> list[Outcome]:
-    """Take all groups out of service: what is parked is answered with 16."""
+    """Unload all groups: answer parked requests with 16."""
     outcomes = [_let_go(core, group, now) for group in core.groups.values()]
     core.reset()
     return list(filter(None, outcomes))
 
 
 def rest(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-    """Do the same, and keep what is hard; yields whenever a slice is done."""
+    """Unload all groups and keep their hard state; yields outcomes after each slice."""
     outcomes: list[Outcome] = []
     room = _SLICE_RESTS
-    for group_id in list(core.groups):  # Not the groups: all of them would be freed at the end.
+    # Ids, not groups: a list of groups would keep all of them in memory until the end.
+    for group_id in list(core.groups):
         group = core.groups[group_id]
         outcome = _let_go(core, group, now())
         if outcome:
@@ -430,7 +431,7 @@ def rest(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
 
 
 def _let_go(core: Core, group: Group, now: Now) -> Outcome:
-    """Answer what is parked in *group* with 16; nobody is waited for any more."""
+    """Answer the parked requests of *group* with 16 and mark its members as gone."""
     d = Decision(core, group.group_id, now)
     for member in group.members.values():
         if member.join is not None:
