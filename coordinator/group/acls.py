@@ -289,7 +289,7 @@ class Rules:
         """Return all rules, sorted."""
         return tuple(self._in_order)
 
-    # --- asking -----------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------
 
     def granted(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
         """Return the mask (see `Operation.bit`) of all operations allowed on a resource."""

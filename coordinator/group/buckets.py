@@ -11,7 +11,7 @@ remainder. The rate, at least 1, is an argument, because it may change at any ti
 from typing import Final
 
 BURST_MS: Final = 1_000
-# Minimum looks per second at a `Rate` that is fully used.
+# Minimum updates per second of a `Rate` that is fully used.
 LOOKS_A_SECOND: Final = 10
 
 

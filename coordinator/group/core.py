@@ -44,7 +44,7 @@ from protocol.messages import (
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
 
-# Bytes of the leader's answer, and of the batch with the group's record, besides their members:
+# Bytes of the leader's answer, and of the batch with the group's record, without their members:
 # mostly the rebalance that ends in the same batch, with all late members.
 HEAD_BYTES = 65_536
 

@@ -310,7 +310,7 @@ class Picture:
     """A snapshot of a group's commits, taken when the ``with`` block begins.
 
     Code that changes an offset first lets snapshots save the old one. Beginning a snapshot
-    therefore takes no time, and during one a change takes about twice as long.
+    therefore takes no time, and a change during a snapshot takes about twice as long.
     """
 
     __slots__ = ("_before", "_group")

@@ -16,7 +16,7 @@ That may take long, so iterators over all groups pause whenever their turn is ov
 after other requests. Groups may appear and disappear in between.
 
 Once a minute the sum of each group is stored, to show its change, and the lag of each partition.
-These samples are soft: they begin anew with every load.
+These samples are soft: they start from empty with every load.
 """
 
 import bisect
@@ -66,7 +66,7 @@ class Turn:
         self._left = TURN_LOOKS
 
     def is_over_after(self, looks: int) -> bool:
-        """Count *looks*; return whether to pause. The next turn begins after the pause."""
+        """Subtract *looks*; return whether to pause. The next turn begins after the pause."""
         self._left -= looks
         if self._left > 0:
             return False

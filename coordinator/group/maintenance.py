@@ -34,7 +34,7 @@ from coordinator.group.totals import LogSize, utf8_bytes
 
 # Keys or groups that one slice reads or removes: about a millisecond if all are removed.
 SLICE: Final = 500
-# Cost of a decision besides its keys, in keys: its batch, and the event's line in the daemon's log.
+# Cost of a decision without its keys, in keys: its batch, and the event's line in the daemon's log.
 # A topic that 1,000 groups have committed once takes 1,000 decisions.
 DECISION_ROOM: Final = 20
 # Approximate time per key, in microseconds.
@@ -168,7 +168,7 @@ class Sweeper:
             self._room -= DECISION_ROOM
             self._outcomes.append(d.outcome)
 
-    # --- changes of topics ------------------------------------------------------------------
+    # --- topic changes ----------------------------------------------------------------------
 
     def _tell_topics(self, group: Group) -> Iterator[None]:
         """Apply the changes up to now to *group*, and remove its offsets of deleted topics.

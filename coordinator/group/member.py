@@ -156,8 +156,7 @@ class Watched:
     timer: Timer
     client_id: str
     client_host: str
-    # Number of replies in the reply gate. The session doesn't expire while the client can't have
-    # them.
+    # Number of replies in the reply gate. The session doesn't expire while they wait.
     in_gate: int = 0
     gated_at_ms: int = 0  # Time at which the latest of them was decided.
     gone: bool = False  # Removed from the group.

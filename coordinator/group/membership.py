@@ -420,7 +420,7 @@ def _take_place(d: Decision, group: Group, old: Member, member: Member) -> str:
 def _may_be_drained(old: Member) -> bool:
     """Return whether the new member would wait for partitions that it never gets.
 
-    A crash loses the mark: a loaded member without partitions may have been drained.
+    A crash loses the drained mark: a loaded member without partitions may have had it.
     """
     return old.drained or (old.is_loaded and old.owned == NOTHING)
 
@@ -454,7 +454,7 @@ def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: boo
 
     Also for an instance that had left since: a crash restores the stable generation, and must not
     restore a member that fences the living one. *is_current*: replace all fields of the record's
-    member, not only its id.
+    member except its assignment, not only its id and principal.
     """
     stable = group.stable
     instance_id = member.group_instance_id

@@ -147,7 +147,7 @@ class Quotas:
                 by=step.caller.principal,
             )
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def describe(
         self, request: DescribeClientQuotasRequest, max_bytes: int
@@ -155,7 +155,7 @@ class Quotas:
         """Return the quotas of some principals or of all, packed, in steps; None: over *max_bytes*.
 
         The answer has the principals that exist at its start, each with its quotas at the time when
-        it is packed; principals without quotas by then are left out.
+        it is packed; principals without quotas at that time are left out.
         """
         names = self._principals.copy()
         if request.principals is not None:

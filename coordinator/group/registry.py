@@ -46,7 +46,7 @@ NAMES_KEPT: Final = 1_000_000
 # instruction.
 PATTERN_MEMORY_BYTES: Final = 1024 * 1024
 PATTERN_INSTRUCTIONS_MAX: Final = 1_000
-# A list of names, of any length: RE2 is in few states at a time.
+# A list of names, exempt from the maximum: RE2 is in few states at a time.
 _LIST_OF_NAMES: Final = re.compile(r"(?:[^*+?{}()\[\]\\]|\\[.|-])*")
 # Minimum time of matching a name, in microseconds.
 _MATCH_US: Final = 4
@@ -385,7 +385,7 @@ class Registry:
             ),
         )
 
-    # --- what groups ask --------------------------------------------------------------------
+    # --- lookups by groups ------------------------------------------------------------------
 
     def partition_count(self, topic: str) -> int:
         """Return the number of partitions of *topic*, 0 if it isn't registered."""

@@ -1,4 +1,4 @@
-"""All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
+"""All groups of one offsets partition: `handle` decides requests, `replay` changes hard state."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

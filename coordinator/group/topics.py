@@ -329,7 +329,7 @@ class Topics:
                 advice=ADVICE,
             )
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def length(self, request: DescribeTopicsRequest) -> int:
         """Return the number of topics and ends that `describe` reads; for a page the maximum."""

@@ -197,7 +197,7 @@ class Users:
             by=step.caller.principal,
         )
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def describe(
         self, request: DescribeUserScramCredentialsRequest, max_bytes: int
