@@ -1,13 +1,13 @@
-"""An ensemble of ZooKeeper, for blocking callers: the one module of the client that imports kazoo.
+"""Blocking connection to an ensemble of ZooKeeper: the only module of the client to import kazoo.
 
-kazoo moves the bytes, in threads of its own, and finds another server when one is gone. None of
-its retries is used: what was lost comes back as `Status.LOST`, and whoever asked knows what that
-means for it. A client of kazoo that isn't connected in time is given up for a new one, as its loop
-may have ended, or hang; the session has nothing that would be lost with it.
+kazoo transfers the bytes, in threads of its own, and connects to another server when one fails. Its
+retries aren't used: a lost request returns `Status.LOST`, and the calling code decides whether to
+repeat it. A client of kazoo that isn't connected in time is replaced by a new one, as its loop may
+have ended or hang; its session owns no znodes, so nothing is lost with it.
 
-A request of kazoo costs a few hundred microseconds. So many znodes are read by one request of
-ZooKeeper's own for that (since 3.6). Where a server doesn't know it, they are asked for one by one,
-without waiting for each answer.
+One request of kazoo takes a few hundred microseconds. Many znodes are therefore read with one
+request, ZooKeeper's multi-read (since 3.6). If the server doesn't support multi-read, the znodes
+are requested one by one, without waiting for each answer.
 """
 
 import errno
@@ -35,19 +35,21 @@ from client.zookeeper.znodes import (
     Written,
 )
 
-# Of one request: far below jute.maxbuffer (1 MiB), and few enough to be answered in between.
+# Most znodes, and most bytes of their paths, in one multi-read: far below jute.maxbuffer (1 MiB),
+# and few enough not to delay the server's other requests.
 _PATHS_PER_READ: Final = 500
 _PATH_BYTES_PER_READ: Final = 128 * 1024
+# Longest wait for a session to close, in seconds.
 _CLOSE_S: Final = 2.0
-
+# Longest pause between two attempts to connect, in seconds.
 _RECONNECT_S_MAX: Final = 1.0
 
 _INT: Final = Struct("!i")
-_RESULT: Final = Struct("!iBi")  # Which operation's result follows, whether it is the end, -1.
+_RESULT: Final = Struct("!iBi")  # Header of a result: operation, end flag, -1.
 _STAT: Final = Struct("!qqqqiiiqiiq")
-_VERSION: Final = 4  # Where it is in that.
+_VERSION: Final = 4  # Index of the znode's version in _STAT.
 _NO_NODE: Final = -101
-# kazoo's exceptions, by name: it is imported late.
+# Statuses for kazoo's exceptions, by name, as kazoo is imported late.
 _STATUSES: Final = {
     "NoNodeError": Status.MISSING,
     "NodeExistsError": Status.EXISTS,
@@ -65,23 +67,23 @@ _REFUSALS: Final = {
     "ThrottledOpError": "it is throttled",
 }
 
-# Without it Python would print kazoo's warnings where nobody has set up logging.
+# Without the handler Python prints kazoo's warnings in programs that haven't set up logging.
 _logger = logging.getLogger("client.zookeeper.kazoo")
 _logger.addHandler(logging.NullHandler())
 
 
 class Ensemble:
-    """A connection to it. Methods may be called from several threads, and block.
+    """A connection to an ensemble. Methods may be called from several threads, and block.
 
-    All raise, while they have not asked for anything yet:
+    All raise, before they send a request:
 
     * `CoordinatorUnavailable`: no server could be reached in time;
-    * `AuthenticationFailed`: it doesn't take the log-in;
-    * `FatalError`: kazoo isn't installed, or the chroot isn't there.
+    * `AuthenticationFailed`: the ensemble refuses the log-in;
+    * `FatalError`: kazoo isn't installed, or the chroot doesn't exist.
     """
 
     def __init__(self, settings: ZooKeeper) -> None:
-        """Take where it is; nothing is connected yet."""
+        """Take the settings; the first call connects."""
         self._settings = settings
         self._kazoo = _kazoo()
         self._errors = (
@@ -94,7 +96,7 @@ class Ensemble:
         self._has_multi_read = True
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return the ensemble."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,37 +104,37 @@ class Ensemble:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Name of the ensemble in messages."""
         return f"ZooKeeper at {self._settings.connect}"
 
     def close(self) -> None:
-        """End the session; what was asked for and not answered is lost."""
+        """End the session; unanswered requests are lost."""
         client, self._client = self._client, None
         if client is not None:
             ending = _in_background(lambda: close_client(client))
             ending.join(_CLOSE_S)
 
     def ask(self, requests: Sequence[Request], timeout_s: float) -> list[Reply]:
-        """Do *requests* in their order, without waiting for each; return what came back.
+        """Send *requests* in their order, without waiting for each; return their replies.
 
-        What wasn't answered in time is `Status.LOST`, and may still be done.
+        The reply to a request without an answer in time is `Status.LOST`; it may still be done.
         """
         end_s = time.monotonic() + timeout_s
         client = self._connected(end_s)
         return [self._reply(one, end_s) for one in [_submit(client, x) for x in requests]]
 
     def read(self, paths: Sequence[str], timeout_s: float) -> list[Found | Failed | Status]:
-        """Return what is in the znodes at *paths*; any number of them."""
+        """Return the contents of the znodes at *paths*, in the same order; any number of them."""
         return self._read(_DATA, paths, timeout_s)
 
     def children(
         self, paths: Sequence[str], timeout_s: float
     ) -> list[Sequence[str] | Failed | Status]:
-        """Return the names of what is below the znodes at *paths*, in no order."""
+        """Return the names of the children of each znode at *paths*, in no order."""
         return self._read(_CHILDREN, paths, timeout_s)
 
     def sync(self, timeout_s: float) -> None:
-        """Have the server that is asked catch up with what was written before."""
+        """Make the connected server catch up with all earlier writes."""
         end_s = time.monotonic() + timeout_s
         self._reply(self._connected(end_s).sync_async("/"), end_s)
 
@@ -157,7 +159,7 @@ class Ensemble:
         return found
 
     def _reply(self, waiting: Any, end_s: float) -> Any:
-        """Wait for what kazoo brings, and return it in our words."""
+        """Wait for kazoo's result, and convert it into a reply."""
         try:
             found = waiting.get(timeout=max(end_s - time.monotonic(), 0))
         except self._kazoo.exceptions.AuthFailedError:
@@ -167,9 +169,9 @@ class Ensemble:
         match found:
             case (bytes() | None, stat):
                 return Found(found[0] or b"", stat.version)
-            case list():  # Of names, or of the results of one request for many.
+            case list():  # Names of children, or the results of one multi-read.
                 return found
-            case str():  # The path of what was made, or was synchronized.
+            case str():  # Path of a znode that was created or synchronized.
                 return Written(0)
             case _:
                 return Written(found.version)
@@ -182,7 +184,7 @@ class Ensemble:
     # --- Connecting ---------------------------------------------------------------------------
 
     def _connected(self, end_s: float) -> Any:
-        """Return kazoo's client once it is connected; it is given up if it isn't in time."""
+        """Return kazoo's client once it is connected; give it up if it isn't in time."""
         with self._opening:
             if is_new := self._client is None:
                 self._open()
@@ -201,7 +203,7 @@ class Ensemble:
 
     def _open(self) -> None:
         self._client = new_client(self._settings)
-        # Never called again: of a client that lost its connection it would stop the threads.
+        # Called only once: on a client that has lost its connection it would stop the threads.
         self._live = self._client.start_async()
 
     def _check_chroot(self, client: Any, end_s: float) -> None:
@@ -217,7 +219,7 @@ class Ensemble:
 
 
 def new_client(settings: ZooKeeper) -> Any:
-    """Return a client of kazoo for an ensemble; it isn't started.
+    """Return a client of kazoo for an ensemble, not started yet.
 
     Raises:
         FatalError: kazoo isn't installed.
@@ -242,10 +244,10 @@ def new_client(settings: ZooKeeper) -> Any:
 
 
 def attend(client: Any, granted: Callable[[int], object]) -> None:
-    """Have kazoo notice a silent connection in time, and say which session timeouts it gets.
+    """Make kazoo end a silent connection in time, and report the granted session timeout.
 
-    A server keeps the timeout of a session within bounds of its own; kazoo tells nobody. *granted*
-    is given it at each connection, in ms, before kazoo says that there is one.
+    The server may grant another session timeout than the requested one, and kazoo has no call for
+    it. *granted* is called with it, in ms, at each connection, before kazoo reports the connection.
     """
     answers = Answers(client.handler.select, client._connection.ping_outstanding.is_set)  # noqa: SLF001 - Nothing public has it.
     invoke = client._connection._invoke  # noqa: SLF001 - as above
@@ -265,10 +267,10 @@ def attend(client: Any, granted: Callable[[int], object]) -> None:
 class Answers:
     """Ends a connection that is silent for a third of its session's timeout after a request.
 
-    kazoo's loop takes a request for a ping, and waits for an answer only where it has sent nothing
-    since: on a dead connection each request puts off the moment when it notices, without end. A
-    ping follows a third of the timeout after whatever was sent last; so with this at most two
-    thirds pass from the last thing that a server has heard to the end of the connection.
+    kazoo's loop checks for an overdue answer only if it has sent nothing since its last ping, so on
+    a dead connection each further request delays that check, without a limit. kazoo sends a ping
+    when a third of the timeout has passed since the last request. With this class at most two
+    thirds pass between the last bytes that the server received and the end of the connection.
     """
 
     def __init__(
@@ -281,20 +283,20 @@ class Answers:
         self._is_ping_outstanding = is_ping_outstanding
         self._clock = clock
         self._patience_s = math.inf
-        self._asked_s: float | None = None  # The first time since anything came.
+        self._asked_s: float | None = None  # Time of the first request since the last answer.
 
     def connected(self, timeout_s: float) -> None:
-        """Begin with a connection whose session has this timeout."""
+        """Start for a new connection, whose session has this timeout."""
         self._patience_s, self._asked_s = timeout_s / 3, None
 
     def select(self, reads: Sequence[Any], *rest: Any) -> Any:
-        """Do what kazoo's handler does; kazoo's loop waits for the server, and for requests.
+        """Wait as kazoo's handler does, for the server and for requests to send.
 
         Raises:
             TimeoutError: An answer is overdue.
         """
         *others, timeout_s = rest
-        if len(reads) != 2:  # In the middle of a message, or of a log-in.
+        if len(reads) != 2:  # Within a message, or during the log-in.
             return self._select(reads, *rest)
         if self._asked_s is None and self._is_ping_outstanding():
             self._asked_s = self._clock()
@@ -304,7 +306,7 @@ class Answers:
         found = self._select(reads, *others, min(timeout_s, left_s))
         server, requests = reads
         if server in found[0]:
-            self._asked_s = None  # Also where this process looks late, as it was frozen.
+            self._asked_s = None  # Even if late, as this process may have been frozen.
         elif left_s == 0:
             raise TimeoutError(errno.ETIMEDOUT, "an answer is overdue")
         if requests in found[0] and self._asked_s is None:
@@ -323,7 +325,7 @@ def _kazoo() -> Any:
 
 
 def _in_background(work: Callable[[], object]) -> threading.Thread:
-    """Do *work* where nobody waits for it for ever."""
+    """Do *work* in a daemon thread, so that no caller has to wait for its end."""
     thread = threading.Thread(target=work, name="zookeeper-close", daemon=True)
     thread.start()
     return thread
@@ -331,13 +333,13 @@ def _in_background(work: Callable[[], object]) -> threading.Thread:
 
 def close_client(client: Any) -> None:
     """End a client of kazoo, and its session. Blocks."""
-    with suppress(Exception):  # Whatever it is, nobody needs this client any more.
+    with suppress(Exception):  # This client isn't used any more.
         client.stop()
         client.close()
 
 
 def _words(error: Exception) -> str:
-    """Return what an error of kazoo says, which often is nothing but its class."""
+    """Return the text of an error of kazoo; many have only a class name."""
     return _REFUSALS.get(type(error).__name__) or f"{type(error).__name__} {error}".strip()
 
 
@@ -356,18 +358,18 @@ def _submit(client: Any, request: Request) -> Any:
 
 def _submit_multi_read(client: Any, kind: "_Kind", paths: Sequence[str]) -> Any:
     waiting = client.handler.async_result()
-    # Nothing that is public takes a request that kazoo doesn't know.
+    # kazoo has no public method for a kind of request that it doesn't know.
     client._call(_MultiRead(kind, paths), waiting)  # noqa: SLF001 - as above
     return waiting
 
 
 class _Kind(NamedTuple):
-    """A kind of reading.
+    """A kind of read: contents, or names of children.
 
     Attributes:
-        operation: Its number.
-        decoded: Returns the result at an index of an answer, and where it ends.
-        submit: Asks kazoo for one.
+        operation: ZooKeeper's number of the operation.
+        decoded: Decodes the result at an index of an answer; returns it, and the index of its end.
+        submit: Sends one read by kazoo.
 
     """
 
@@ -379,7 +381,7 @@ class _Kind(NamedTuple):
 def _found(data: bytes, at: int) -> tuple[Found, int]:
     (size,) = _INT.unpack_from(data, at)
     start = at + _INT.size
-    end = start + max(size, 0)  # -1 is for none.
+    end = start + max(size, 0)  # -1 stands for no data.
     stat = _STAT.unpack_from(data, end)
     return Found(bytes(data[start:end]), stat[_VERSION]), end + _STAT.size
 
@@ -400,9 +402,9 @@ _CHILDREN: Final = _Kind(8, _names, lambda client, path: client.get_children_asy
 
 
 class _MultiRead(NamedTuple):
-    """A request for many znodes, as kazoo sends and reads them; paths with the chroot.
+    """ZooKeeper's multi-read, in the form that kazoo sends; paths include the chroot.
 
-    What comes back are results, or numbers of errors in their place.
+    The answer has a result for each path, or the number of an error in its place.
     """
 
     kind: _Kind
@@ -410,7 +412,7 @@ class _MultiRead(NamedTuple):
     type: int = 22
 
     def serialize(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the bytes to send."""
         parts: list[bytes] = []
         for path in self.paths:
             name = path.encode()
@@ -434,7 +436,7 @@ class _MultiRead(NamedTuple):
 
 
 def _chunks(paths: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut *paths* into requests."""
+    """Divide *paths* into parts for one request each."""
     start, size = 0, 0
     for at, path in enumerate(paths):
         length = len(path.encode())

@@ -1,40 +1,40 @@
-"""One consumer's place in a group of Kafka 0.8's consumers. Pure: no sockets, clock or threads.
+"""Membership of one consumer in a group of Kafka 0.8's consumers. Pure: no sockets, clock, threads.
 
 Theory of operation
 ===================
 
-Each member reads who is in the group, what they read, and what partitions there are; it computes
-its own share (`client.zookeeper.registrations`) and makes an ephemeral node for each partition of
-it. ZooKeeper makes a node once, so a partition has one owner, whatever anybody believes. All of
-it begins anew when a watch says that something has changed.
+Each member reads the list of members, their subscriptions and the partitions of its topics. It
+computes its own share (`client.zookeeper.registrations`) and creates an ephemeral znode for each
+partition of the share. ZooKeeper creates a znode only once, so a partition has one owner even if
+members disagree. When a watch reports a change, the member starts again.
 
-What to do next follows from what is known (`_next`), one step at a time; a step is over when all
-of its requests are answered:
+The member's knowledge decides the next step (`_next`); a step is over when all of its requests
+are answered:
 
-  register    no node of ours is among the members
-  read        the view is old: members, what each reads, topics if anybody has a pattern, and the
-              partitions of our own topics. A change meanwhile begins it anew
-  hand over   the user has something that is no longer ours: it agrees, or its time is over
-  release     delete the nodes that aren't of our share
-  claim       make those that are missing
-  rest        all is ours; or somebody still has a part of it, so try again after a while, or when
-              a watch on its node tells
+  register    this consumer has no znode among the members
+  read        the view is stale: read the members, their subscriptions, the topics if a member has a
+              pattern, and the partitions of our own topics. A change during this step restarts it
+  hand over   the program has partitions outside our share: it agrees, or its time is over
+  release     delete the znodes of partitions outside our share
+  claim       create the missing znodes of our share
+  rest        all partitions of the share are ours; or other members still have some: claim them
+              again after a pause, or when a watch on their znodes reports a change
 
-Nothing is released that stays ours, unlike in 0.8, where each member gives up everything in each
-rebalance. To the others that is no difference: they wait for just those nodes that they want.
+A member keeps the partitions that stay in its share. In Kafka 0.8 each member releases all
+partitions in each rebalance. Both kinds can be in one group, as a member waits only for the znodes
+that it wants.
 
-An answer may be lost. So `_held` is what may be ours: it grows when a claim is sent, and shrinks
-when a definite answer says that it isn't. Releasing and claiming both look whose the node is, so
-they can be repeated.
+An answer may be lost. `_held` therefore has all partitions that may be ours: a claim adds one when
+it is sent, and only a definite answer removes one. Release and claim both check who owns the znode,
+so they can be repeated.
 
-Everything ephemeral is gone with its session, at one stroke. The ensemble ends a session that it
-hasn't heard of for the session timeout: the one that it has granted, within bounds of its own,
-which may be shorter than the one that was asked for. kazoo sends a ping after a third of that, and
-a connection that is silent for another one is ended (`client.zookeeper.ensemble.Answers`): so two
-thirds may have passed since the ensemble has heard of the session. Its partitions count as lost
-when another sixth has. They may come back, if the session lives on. A process that is frozen can't
-notice; so offsets are committed together with a check that its node among the members is still
-there.
+All ephemeral znodes of a session disappear with it, at once. The ensemble ends a session when it
+has received nothing for the granted session timeout, which may be shorter than the requested one.
+kazoo sends a ping after a third of the timeout, and a connection that is silent for another third
+is ended (`client.zookeeper.ensemble.Answers`). When the connection counts as lost, up to two thirds
+may have passed since the ensemble last received anything. After one more sixth the partitions count
+as lost; they may come back if the session survives. A frozen process can't notice any of this, so
+each commit of offsets also checks that the znode among the members still exists.
 """
 
 from collections.abc import Mapping
@@ -52,22 +52,23 @@ from client.zookeeper.registrations import (
 )
 from protocol.partition import TopicPartition
 
-# As 0.8's `rebalance.backoff.ms`. Its consumers give up after four tries in a row.
+# Default pause between attempts to claim partitions, in ms; that of `rebalance.backoff.ms` in
+# Kafka 0.8, whose consumers give up after four attempts in a row.
 BACKOFF_MS: Final = 2_000
-# Within the patience of the others, who wait for what is handed over.
+# Default hand-over timeout, in ms; shorter than the about 8 s that consumers of 0.8 wait.
 HAND_OVER_MS: Final = 4_000
 
 
 class Assignment(NamedTuple):
-    """What this consumer may read and commit.
+    """The partitions that this consumer may read and commit.
 
     Attributes:
-        generation: Grows with each assignment that differs from the last one. It is this
-            consumer's own; the group has none.
-        consumer_id: Its id in the group.
-        partitions: What it has, sorted.
-        threads: The thread that has each, as the formula shares them among this consumer's.
-        awaited: What the formula gives to it, too, and somebody else hasn't let go of yet.
+        generation: Number that grows with each new assignment. Only this consumer counts it; the
+            group has no generation.
+        consumer_id: This consumer's id in the group.
+        partitions: The assigned partitions, sorted.
+        threads: This consumer's thread for each partition, by the formula.
+        awaited: Partitions of this consumer's share that other members haven't released yet.
 
     """
 
@@ -79,7 +80,7 @@ class Assignment(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What a consumer brings; ``now_ms`` of its registration is the wall clock's."""
+    """Settings of one consumer; ``registered_at_ms`` is of the wall clock."""
 
     group: str
     consumer_id: str
@@ -89,14 +90,14 @@ class Config(NamedTuple):
     hand_over_ms: int = HAND_OVER_MS
 
 
-# --- What is asked of the ensemble, and what comes back ---------------------------------------
+# --- Requests to the ensemble, and answers ----------------------------------------------------
 
-# No tuples: two of different kinds are never equal.
+# Dataclasses, as named tuples of different types but equal values would be equal.
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make this consumer's node among the members, with *data* in it."""
+    """Create this consumer's node among the members, with *data* in it."""
 
     data: bytes
 
@@ -108,7 +109,7 @@ class ListMembers:
 
 @dataclass(frozen=True, slots=True)
 class ReadMember:
-    """Return what is in a member's node."""
+    """Return the contents of a member's node."""
 
     name: str
 
@@ -120,21 +121,21 @@ class ListTopics:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """Return what is in a topic's node, and leave a watch on it, also if it isn't there."""
+    """Return the contents of a topic's node, and leave a watch on it, even if it is missing."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the owner's node of a partition if this session has made it."""
+    """Delete the owner's node of a partition if this session has created it."""
 
     tp: TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Make the owner's node of a partition; if another session has, leave a watch on it."""
+    """Create the owner's node of a partition; if another session owns it, leave a watch on it."""
 
     tp: TopicPartition
     thread: str
@@ -144,15 +145,15 @@ Request = Register | ListMembers | ReadMember | ListTopics | ReadTopic | Release
 
 
 class Result(Enum):
-    """What came of a request.
+    """Outcome of a request.
 
     Attributes:
-        DONE: It is so now, by this request or by an earlier one of the same session.
-        TAKEN: The node is another session's.
-        PERSISTENT: The node is no session's; no end of a session deletes it.
-        MISSING: There is no such node.
-        UNKNOWN: The connection broke: it was done, or not.
-        REFUSED: The ensemble refuses it, and will again.
+        DONE: Done, by this request or by an earlier one of the same session.
+        TAKEN: The node belongs to another session.
+        PERSISTENT: The node belongs to no session, so the end of a session doesn't delete it.
+        MISSING: The node doesn't exist.
+        UNKNOWN: The connection broke: the request was done, or not.
+        REFUSED: The ensemble refuses the request; a repetition doesn't help.
 
     """
 
@@ -165,7 +166,7 @@ class Result(Enum):
 
 
 class Answer(NamedTuple):
-    """The answer to a request: names to a list, data of what was read or is there, a reason."""
+    """Answer to a request: names for a list, contents of the node, or why it was refused."""
 
     result: Result
     names: tuple[str, ...] = ()
@@ -174,7 +175,7 @@ class Answer(NamedTuple):
 
 
 class State(StrEnum):
-    """Where a consumer is in its life."""
+    """State of a consumer."""
 
     MEMBER = "member"  # Or on the way there.
     FAILED = "failed"
@@ -182,26 +183,26 @@ class State(StrEnum):
 
 
 class View:
-    """The group and its topics as they were read, or as far as they are."""
+    """The group and its topics, as far as they have been read."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] | None = None
         self.members: dict[str, Subscription] = {}
         self.topics: tuple[str, ...] | None = None
         self.partitions: dict[str, tuple[int, ...]] = {}
-        # What can't be read, and why. A member like that counts for none.
+        # Reasons why a node can't be read, by its name. An unreadable member gets no share.
         self.unreadable: dict[str, str] = {}
 
     def unread_members(self) -> list[Request]:
-        """Return the requests for what is listed and not read yet."""
+        """Return the requests for the listed members that aren't read yet."""
         assert self.names is not None
         known = self.members.keys() | self.unreadable.keys()
         return [ReadMember(name) for name in self.names if name not in known]
 
     def take_member(self, name: str, answer: Answer) -> None:
-        """Take what is in a member's node."""
+        """Take the answer about a member's node."""
         assert self.names is not None
-        if answer.result is Result.MISSING:  # It has left since.
+        if answer.result is Result.MISSING:  # The member has left since it was listed.
             self.names = tuple(one for one in self.names if one != name)
             return
         try:
@@ -210,7 +211,7 @@ class View:
             self.unreadable[name] = f"consumer {name!r} is left out of account: {exc}"
 
     def take_topic(self, name: str, answer: Answer) -> None:
-        """Take what is in a topic's node."""
+        """Take the answer about a topic's node."""
         self.partitions[name] = ()
         if answer.result is Result.DONE:
             try:
@@ -219,22 +220,23 @@ class View:
                 self.unreadable[name] = f"topic {name!r} counts as without partitions: {exc}"
 
     def unread_topics(self, consumer: str) -> list[Request]:
-        """Return the requests for the topics that this consumer reads."""
+        """Return the requests for this consumer's topics that aren't read yet."""
         own = self.members[consumer].threads_by_topic(self.topics or ())
         return [ReadTopic(name) for name in own if name not in self.partitions]
 
 
 class Membership:
-    """The machine. Feed it events with the time; send the requests that it returns.
+    """State machine of a member: takes events with the time, returns the requests to send.
 
-    Each request of a session is answered once, with `answered`, or not at all once `expired` was
-    told.
+    Call `answered` once for each request, except for those that `expired` ended. Times are in ms of
+    a monotonic clock.
 
     Attributes:
-        state: Where it is in its life.
+        state: State of the consumer.
         failure: Why the state is FAILED.
-        unreadable: What was found in the group that makes no sense, in words, by name.
-        orphans: Owners' nodes that this consumer awaits, and nobody will delete, in words, by path.
+        unreadable: Messages about invalid nodes of members and topics, by name.
+        orphans: Messages about persistent owners' nodes without an owner, by path. This consumer
+            waits for them, and only an operator can delete them.
 
     """
 
@@ -250,16 +252,16 @@ class Membership:
         self._grace_ms = 0
         self._cut_off_at_ms: int | None = None
         self._pending: set[Request] = set()
-        # What the ensemble has of ours.
+        # Our nodes in the ensemble.
         self._is_registered = False
         self._held: dict[TopicPartition, str] = {}
         self._sure: set[TopicPartition] = set()
-        # What should be ours.
+        # The view of the group, and our share.
         self._is_stale = True
         self._view = View()
         self._share: dict[TopicPartition, str] | None = None
         self._retry_at_ms: int | None = None
-        # What the user has.
+        # The program's partitions.
         self._usable: dict[TopicPartition, str] = {}
         self._hand_over_by_ms: int | None = None
         self._assignment: Assignment | None = None
@@ -267,24 +269,25 @@ class Membership:
     # --- The session ---
 
     def opened(self, timeout_ms: int, now_ms: int) -> list[Request]:
-        """Begin in a new session, connected; *timeout_ms* is what the ensemble has granted."""
+        """Begin in a new session, connected; *timeout_ms* is the granted session timeout."""
         self._is_open = True
         return self.resumed(timeout_ms, now_ms)
 
     def suspended(self, now_ms: int) -> None:
-        """Take note that the connection is lost; the session may live on."""
+        """Note that the connection is lost; the session may survive."""
         if self._cut_off_at_ms is None:
             self._cut_off_at_ms = now_ms
 
     def resumed(self, timeout_ms: int, now_ms: int) -> list[Request]:
-        """Go on: the session has lived on. Its watches are gone."""
-        # When kazoo says that the connection is lost, a third of it is left; this leaves a sixth.
+        """Go on in the session, which has survived without its watches."""
+        # When kazoo reports a lost connection, at least a third of the timeout is left. Waiting a
+        # sixth leaves the other sixth as a margin.
         self._grace_ms, self._cut_off_at_ms = timeout_ms // 6, None
         self._begin_anew()
         return self._next(now_ms)
 
     def expired(self) -> None:
-        """Take note that the session is over, and with it all that is ephemeral."""
+        """Note that the session is over, and all of its ephemeral nodes are deleted."""
         self._is_open = self._is_registered = False
         self._cut_off_at_ms = None
         self._pending.clear()
@@ -294,7 +297,7 @@ class Membership:
         self._begin_anew()
 
     def changed(self, now_ms: int) -> list[Request]:
-        """Take note that a watch has told of something."""
+        """Note that a watch has reported a change."""
         self._begin_anew()
         return self._next(now_ms)
 
@@ -304,15 +307,16 @@ class Membership:
     # --- The clock ---
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `tick` has something to do, None while there is nothing to wait for."""
-        if self._cut_off_at_ms is not None:  # It can do nothing but lose.
+        """Return the time of the next `tick`; None if none is needed."""
+        # Without a connection, the only thing that is due is the loss of the partitions.
+        if self._cut_off_at_ms is not None:
             return self._cut_off_at_ms + self._grace_ms if self._usable else None
         if self.state is not State.MEMBER or not self._is_open or self._pending:
             return None
         return self._hand_over_by_ms if self._retry_at_ms is None else self._retry_at_ms
 
     def tick(self, now_ms: int) -> list[Request]:
-        """Do what is due."""
+        """Do the actions that are due."""
         if self._cut_off_at_ms is not None and now_ms >= self._cut_off_at_ms + self._grace_ms:
             self._usable.clear()
         return self._next(now_ms)
@@ -321,33 +325,33 @@ class Membership:
 
     @property
     def assignment(self) -> Assignment | None:
-        """What the user was told last; None before."""
+        """The last assignment that the program got; None before the first."""
         return self._assignment
 
     @property
     def usable(self) -> Mapping[TopicPartition, str]:
-        """What the user may read and commit at this moment, with the thread of each."""
+        """The partitions that the program may read and commit now, and the thread of each."""
         return self._usable
 
     @property
     def lost(self) -> bool:
-        """Whether something of the last assignment is no longer ours (also before the first)."""
+        """Whether a partition of the last assignment is lost; also true before the first."""
         told = self._assignment
         return told is None or any(tp not in self._usable for tp in told.partitions)
 
     @property
     def rebalance_needed(self) -> bool:
-        """Whether the user should hand something over, or take a new assignment."""
+        """Whether the program should hand partitions over, or take a new assignment."""
         return self.lost or bool(self._given_up()) or self._is_news()
 
     def hand_over(self, now_ms: int) -> list[Request]:
-        """Take note that the user is through with all that is no longer its own."""
+        """Note that the program has ended its work on partitions outside the share."""
         for tp in self._given_up():
             self._usable.pop(tp, None)
         return self._next(now_ms)
 
     def take(self) -> Assignment | None:
-        """Return the assignment that stands, None while one is on its way."""
+        """Return the current assignment; None while the member is still computing or claiming."""
         if self._given_up():
             return None
         if self._is_news() or (self.lost and self._is_at_rest()):
@@ -363,18 +367,18 @@ class Membership:
         return None if self.lost else self._assignment
 
     def leave(self) -> None:
-        """End. The session is closed next, which takes everything that is ephemeral with it."""
+        """End. The caller then closes the session, which deletes all ephemeral nodes."""
         self.state = State.LEFT
         self._usable.clear()
 
     def _given_up(self) -> list[TopicPartition]:
-        """Return what the user has and the share has not."""
+        """Return the program's partitions outside the share."""
         if self._share is None:
             return []
         return [tp for tp, thread in self._usable.items() if self._share.get(tp) != thread]
 
     def _is_at_rest(self) -> bool:
-        """Whether this round is over, and there is something to tell of it."""
+        """Whether all steps are done, and the program can get an assignment."""
         if (
             self._is_stale
             or self._pending
@@ -382,7 +386,7 @@ class Membership:
             or self._cut_off_at_ms is not None
         ):
             return False
-        # While others hold all of it, there is nothing that a user could begin with.
+        # While other members have the whole share, the program has nothing to begin with.
         return bool(self._sure) or not self._share
 
     def _is_news(self) -> bool:
@@ -407,12 +411,12 @@ class Membership:
         match request:
             case Register():
                 self._is_registered = answer.result is Result.DONE
-                if not self._is_registered:  # An earlier session of ours, which has yet to end.
+                if not self._is_registered:  # Node of an earlier session of ours, still open.
                     self._retry_at_ms = now_ms + self.config.backoff_ms
             case ListMembers():
                 self._view.names = tuple(sorted(answer.names))
                 self._is_registered = self.config.consumer_id in answer.names
-                # Whatever stands in its node, this consumer knows what it reads.
+                # Our own node needn't be read.
                 self._view.members[self.config.consumer_id] = self._own
             case ReadMember(name):
                 self._view.take_member(name, answer)
@@ -448,7 +452,7 @@ class Membership:
         self._usable.clear()
 
     def _next(self, now_ms: int) -> list[Request]:
-        """Return the requests of the next step, if there is one to be taken now."""
+        """Return the requests of the next step; none if no step is due now."""
         if self.state is not State.MEMBER or not self._is_open or self._cut_off_at_ms is not None:
             return []
         if self._pending:

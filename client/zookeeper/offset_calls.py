@@ -1,4 +1,4 @@
-"""The offsets requests of a client whose offsets are in ZooKeeper, too, or only there."""
+"""Offset calls of a client that stores offsets in ZooKeeper, alone or besides the coordinator."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def offset_calls(router: Router, storage: OffsetStorage) -> OffsetCalls:
     """Return the calls for *storage*.
 
     Raises:
-        FatalError: It needs kazoo, which isn't installed.
+        FatalError: ZooKeeper is used, but kazoo isn't installed.
     """
     if storage.zookeeper is None or not storage.uses_zookeeper:
         return OffsetCalls(router)
@@ -57,10 +57,10 @@ def offset_calls(router: Router, storage: OffsetStorage) -> OffsetCalls:
 
 
 class Nodes:
-    """The znodes, for tasks of trio: everything there blocks, and so is done in threads.
+    """Reads and writes znodes for tasks of trio, in threads, as `ZnodeOffsets` blocks.
 
-    ZooKeeper has *most_s* to answer, also where the caller waits for the coordinator without an
-    end: what it doesn't answer is told at once.
+    A call waits at most *most_s* seconds for ZooKeeper, even if its own deadline is later or
+    infinite; without an answer by then it raises.
     """
 
     def __init__(self, znodes: ZnodeOffsets, most_s: float) -> None:
@@ -80,7 +80,7 @@ class Nodes:
         offsets: dict[TopicPartition, int],
         deadline_s: float,
     ) -> None:
-        """Write *offsets*, which are of *request*; see `ZnodeOffsets.commit`."""
+        """Write *offsets* of *request*; see `ZnodeOffsets.commit`."""
         caller = Caller()
         work = partial(
             self._znodes.commit,
@@ -104,7 +104,7 @@ class Nodes:
 
 
 class _NodeCalls(OffsetCalls):
-    """The calls of a client that has znodes."""
+    """Offset calls of a client that uses ZooKeeper."""
 
     def __init__(self, router: Router, storage: OffsetStorage, nodes: Nodes) -> None:
         super().__init__(router)
@@ -117,11 +117,11 @@ class _NodeCalls(OffsetCalls):
 
 
 class ZooKeeperCalls(_NodeCalls):
-    """Offsets are committed to znodes, and fetched from there.
+    """Commits offsets to znodes only, and fetches them from there.
 
-    A znode knows no generation. So a member asks the coordinator before whether it still is one,
-    and what happens between that and the write is up to the znode's version. Metadata and leader
-    epochs are not kept, as they never were.
+    A znode stores no generation. A member therefore sends a heartbeat before each commit, to check
+    that it still belongs to the group. A change between that check and the write is detected by the
+    znode's version. Metadata and leader epochs aren't stored, as in Kafka 0.8.
     """
 
     async def _store(self, request: OffsetCommitRequest, deadline_s: float) -> None:
@@ -141,7 +141,7 @@ class ZooKeeperCalls(_NodeCalls):
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
         answer = await self._router.ask(asked, HeartbeatResponse, timeout_ms=left_ms(deadline_s))
-        # While a group rebalances, those who have partitions may commit.
+        # While a group rebalances, members that have partitions may commit.
         if answer.error not in {ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS}:
             raise commit_refusal(request, answer.error, answer.message)
 
@@ -159,10 +159,11 @@ class ZooKeeperCalls(_NodeCalls):
 
 
 class DualCalls(_NodeCalls):
-    """Offsets are committed to the coordinator first, and then into the znodes of what it took.
+    """Commits offsets to the coordinator first, then to the znodes of the accepted partitions.
 
-    Whoever dies in between has committed: the larger offset is the coordinator's, and that is what
-    is fetched. Whoever reads only ZooKeeper begins where the znode is, and reads rows again.
+    If the client dies between the two writes, the commit is valid: the coordinator has the larger
+    offset, and a fetch returns the larger one. A consumer that reads only ZooKeeper then begins at
+    the older offset of the znode, and reads rows again.
     """
 
     def __init__(self, router: Router, storage: OffsetStorage, nodes: Nodes) -> None:
@@ -194,7 +195,7 @@ class DualCalls(_NodeCalls):
             raise refusal
 
     def _as_it_has_them(self, request: OffsetCommitRequest) -> OffsetCommitRequest:
-        """Return *request*; where a larger offset is expected, what the coordinator has instead."""
+        """Return *request*; an expected offset of a znode is replaced by the coordinator's."""
 
         def as_it_has_it(topic: str, one: PartitionCommit) -> PartitionCommit:
             if one.expected_offset is None:
@@ -241,10 +242,10 @@ class DualCalls(_NodeCalls):
         ahead: Mapping[TopicPartition, int],
         deadline_s: float,
     ) -> None:
-        """Have both places the same for what *owner* has, before anybody reads only one of them.
+        """Make the offsets of *owner*'s partitions equal in the coordinator and ZooKeeper.
 
-        A partition without new rows isn't committed for as long as that. What fails here is done by
-        a later commit, or the next owner.
+        A consumer may later read only one of them, and a partition without new rows isn't committed
+        until then. If this fails, a later commit or the next owner does it.
         """
         mine = {tp: uneven[tp] for tp in owner.partitions if tp in uneven}
         expected = {tp: ahead[tp] for tp in mine if tp in ahead}
@@ -267,7 +268,10 @@ class DualCalls(_NodeCalls):
 
 
 def _stored_in_one(failure: CoordinatorError, refusal: CommitRefused | None) -> CoordinatorError:
-    """Return the error of a commit that the coordinator has, and ZooKeeper not, or not surely."""
+    """Return the error of a commit stored by the coordinator, but not, or not surely, in ZooKeeper.
+
+    *refusal*: the coordinator's own, if it stored only some partitions.
+    """
     who = (
         "the coordinator has it" if refusal is None else f"{refusal}; the coordinator has the rest"
     )
@@ -289,5 +293,5 @@ def _offsets_of(request: OffsetCommitRequest) -> dict[TopicPartition, int]:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    # Whoever is cancelled waits for nobody; the work knows that it is over, or ends in time.
+    # A cancelled task doesn't wait for the thread; the work sees `Caller.is_gone`, or times out.
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)

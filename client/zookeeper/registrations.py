@@ -1,14 +1,14 @@
-"""A group of Kafka 0.8's consumers as znodes: who is in it, what they read, who has what. Pure.
+"""A group of Kafka 0.8's consumers as znodes: members, subscriptions, owners of partitions. Pure.
 
 The layout is that of Kafka 0.8 (its wiki, "Kafka data structures in Zookeeper"):
 
-  /consumers/GROUP/ids/CONSUMER               what it subscribes to; ephemeral
-  /consumers/GROUP/owners/TOPIC/PARTITION     the consumer's thread that has it; ephemeral
+  /consumers/GROUP/ids/CONSUMER               the member's subscription; ephemeral
+  /consumers/GROUP/owners/TOPIC/PARTITION     the consumer's thread that owns it; ephemeral
   /brokers/topics/TOPIC                       the topic's partitions
 
-Nobody decides for the group. Each consumer reads the first and the last, comes to the same
-result by the same formula (`share_of`), and makes the nodes of its own share. So all of this is
-written, read and sorted exactly as the consumers of old do it.
+The group has no leader. Each consumer reads the subscriptions and the partitions, computes the same
+result by the same formula (`share_of`), and creates the owner nodes of its own share. All of this
+must therefore be written, read and sorted exactly as consumers of Kafka 0.8 do.
 """
 
 import json
@@ -22,40 +22,41 @@ from protocol.partition import TopicPartition
 CONSUMERS: Final = "/consumers"
 TOPICS: Final = "/brokers/topics"
 
-# The consumers of old leave it out of what a pattern matches, by default.
+# Kafka's internal topic. Patterns of consumers of Kafka 0.8 don't match it, by default.
 INTERNAL_TOPIC: Final = "__consumer_offsets"
-# More than any topic has partitions. Each has a name, and all names of a topic are sorted.
+# Most threads of a consumer for one topic; more than any topic has partitions. Bounds the names of
+# threads that `share_of` makes and sorts.
 THREADS_MAX: Final = 10_000
 PARTITION_MAX: Final = 2**31 - 1
 
 
 def ids_path(group: str, *consumer_id: str) -> str:
-    """Return the directory of a group's members, or one of them."""
+    """Return the path of the directory of a group's members, or of one member."""
     return "/".join((CONSUMERS, group, "ids", *consumer_id))
 
 
 def owner_path(group: str, tp: TopicPartition) -> str:
-    """Return the node whose maker has the partition."""
+    """Return the path of a partition's owner node; the session that created it is the owner."""
     return f"{CONSUMERS}/{group}/owners/{tp.topic}/{tp.partition}"
 
 
 def topic_path(topic: str) -> str:
-    """Return the node with a topic's partitions."""
+    """Return the path of the node with a topic's partitions."""
     return f"{TOPICS}/{topic}"
 
 
 def consumer_id(group: str, host: str, now_ms: int, unique: int) -> str:
-    """Return a member's id as 0.8 makes it; *unique* is a random number of 32 bits."""
+    """Return a member's id in the form of Kafka 0.8; *unique* is a random number of 32 bits."""
     return f"{group}_{host}-{now_ms}-{unique:08x}"
 
 
 def thread_id(consumer: str, number: int) -> str:
-    """Return the name of a consumer's thread, which is what an owner's node holds."""
+    """Return the name of a consumer's thread: the contents of an owner's node."""
     return f"{consumer}-{number}"
 
 
 class Kind(StrEnum):
-    """How a subscription names its topics, in 0.8's words."""
+    """Kind of a subscription, with the values of Kafka 0.8."""
 
     STATIC = "static"
     WHITE_LIST = "white_list"
@@ -63,13 +64,13 @@ class Kind(StrEnum):
 
 
 class Subscription(NamedTuple):
-    """What one consumer reads.
+    """The topics that one consumer reads, and its threads for each.
 
     Attributes:
-        kind: Whether topics are named, or matched.
-        threads: How many threads share a topic's partitions, by topic; of the two lists, by the
-            one regular expression that stands for the topics.
-        expression: That expression; None where topics are named.
+        kind: Whether topics are named, or matched by a regular expression.
+        threads: Number of threads that share a topic's partitions, by topic. For a white list or
+            a black list the only key is the text of the regular expression.
+        expression: The regular expression; None if topics are named.
 
     """
 
@@ -79,13 +80,13 @@ class Subscription(NamedTuple):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it depends on which topics there are."""
+        """Whether the topics are matched, so that new topics can change them."""
         return self.expression is not None
 
     def threads_by_topic(self, topics: Iterable[str]) -> Mapping[str, int]:
-        """Return how many threads it has for each topic that it reads.
+        """Return the number of threads for each topic of the subscription.
 
-        *topics* are those that exist; they matter to a pattern only.
+        *topics* are all existing topics; only a pattern needs them.
         """
         if self.expression is None:
             return self.threads
@@ -102,7 +103,7 @@ def named(threads: Mapping[str, int]) -> Subscription:
     """Return a subscription to these topics, with a number of threads each.
 
     Raises:
-        ValueError: A number makes no sense, or there is no topic.
+        ValueError: A number isn't from 1 to `THREADS_MAX`, or *threads* is empty.
     """
     if not threads:
         raise ValueError("a consumer reads at least one topic")
@@ -112,12 +113,13 @@ def named(threads: Mapping[str, int]) -> Subscription:
 
 
 def matched(kind: Kind, expression: str, number: int) -> Subscription:
-    """Return a subscription to what an expression of Java matches, or does not, by *kind*.
+    """Return a subscription to the topics that a Java expression matches, or doesn't, by *kind*.
 
-    0.8 takes lists of names, too: a comma stands for "or", spaces and quotes around it for nothing.
+    As in Kafka 0.8 the expression may be a list of names: a comma means "or"; spaces, and quotes
+    around the text, are ignored.
 
     Raises:
-        ValueError: It is no expression, or none that Java and Python take for the same.
+        ValueError: The expression is invalid, or Java and Python read it differently.
     """
     text = re.sub("^[\"']+|[\"']+$", "", expression.strip().replace(",", "|").replace(" ", ""))
     _check_threads(text, number)
@@ -129,8 +131,8 @@ def _check_threads(name: str, number: object) -> None:
         raise ValueError(f"{name!r} has {number!r} threads; they are 1 to {THREADS_MAX}")
 
 
-# What both languages take for the same; all topics are ASCII. A backslash in front of anything
-# that is no letter or digit takes away its meaning in both.
+# One element of a regular expression that Java and Python read alike; names of topics are ASCII.
+# In both a backslash makes any character literal, except a letter or digit.
 _COMMON: Final = re.compile(
     r"""
       \\ (?: [dDwWsSbB] | [^a-zA-Z0-9] )
@@ -144,13 +146,13 @@ _COMMON: Final = re.compile(
 
 
 def java_expression(text: str) -> re.Pattern[str]:
-    """Return a regular expression of Java's as one of Python's.
+    """Compile a regular expression of Java for Python.
 
-    A member that read another's expression in its own way would come to another share, and one
-    partition would have two that want it, or none.
+    If members read one expression differently, they compute different shares: two members want the
+    same partition, or none does.
 
     Raises:
-        ValueError: It is none, or has something that only one of the two knows.
+        ValueError: The expression is invalid, or Java and Python read it differently.
     """
     at = 0
     while at < len(text):
@@ -164,7 +166,7 @@ def java_expression(text: str) -> re.Pattern[str]:
 
 
 def encode_registration(subscription: Subscription, now_ms: int) -> bytes:
-    """Return what stands in a member's node, byte for byte as 0.8 writes it."""
+    """Return the contents of a member's node, byte for byte as Kafka 0.8 writes them."""
     fields = {
         "version": 1,
         "subscription": dict(subscription.threads),
@@ -175,12 +177,13 @@ def encode_registration(subscription: Subscription, now_ms: int) -> bytes:
 
 
 def decode_registration(data: bytes) -> Subscription:
-    """Read a member's node.
+    """Decode the contents of a member's node.
 
-    0.8 asks for ``subscription`` and ``pattern`` only; what is neither of the lists is static.
+    As in Kafka 0.8, only ``subscription`` and ``pattern`` are required; any pattern other than the
+    two lists is static.
 
     Raises:
-        ValueError: It is something else; the message says what is wrong.
+        ValueError: The contents are invalid; the message says why.
     """
     fields = _json_object(data)
     threads = fields.get("subscription")
@@ -196,10 +199,10 @@ def decode_registration(data: bytes) -> Subscription:
 
 
 def decode_partitions(data: bytes) -> tuple[int, ...]:
-    """Read a topic's node; return its partitions in order.
+    """Decode the contents of a topic's node; return its partitions in order.
 
     Raises:
-        ValueError: It is something else; the message says what is wrong.
+        ValueError: The contents are invalid; the message says why.
     """
     partitions = _json_object(data).get("partitions")
     if not isinstance(partitions, dict):
@@ -228,17 +231,17 @@ def share_of(
     topics: Collection[str],
     partitions: Mapping[str, tuple[int, ...]],
 ) -> dict[TopicPartition, str]:
-    """Return what one member is to own, and the thread of each, by 0.8's range formula.
+    """Return one member's share, with the thread of each partition, by Kafka 0.8's range formula.
 
-    Of each topic the partitions are laid out by number and all members' threads by name, as Java
-    sorts it (so thread 10 comes before thread 2). With p partitions and t threads each thread
-    gets p // t in a row, and each of the first p % t threads one more.
+    For each topic, partitions are sorted by number, and the threads of all members by name, in
+    Java's order (thread 10 comes before thread 2). With p partitions and t threads each thread
+    gets p // t consecutive partitions, and each of the first p % t threads one more.
 
     Args:
         consumer: The member's id, a key of *members*.
-        members: Who is in the group, and what each reads.
-        topics: Those that exist, for the patterns among them.
-        partitions: Of the member's topics, in order; a topic that isn't there has none.
+        members: The subscription of each member of the group.
+        topics: All existing topics; needed if a subscription is a pattern.
+        partitions: The partitions of the member's topics, in order; a missing topic has none.
     """
     share = {}
     by_member = {name: one.threads_by_topic(topics) for name, one in members.items()}

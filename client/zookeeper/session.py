@@ -1,16 +1,16 @@
-"""One session of ZooKeeper, which carries a member's requests: the kazoo side.
+"""One session of ZooKeeper that carries a member's requests, over kazoo.
 
-kazoo moves the bytes in threads of its own. Of what it offers above that (retries, locks,
-elections, watchers that renew themselves) nothing is used: what an answer means, and what to do
-without one, is the machine's business (`client.zookeeper.membership`).
+kazoo transfers the bytes in threads of its own. Its retries, locks, elections and self-renewing
+watchers aren't used: the state machine (`client.zookeeper.membership`) decides what an answer
+means, and what to do without one.
 
-kazoo opens a new session by itself when one is over. A request that was meant for the old one
-would make nodes in the new one, which nobody knows of. So a `Session` is one session: from the
-moment that it is over it sends nothing, and its client is stopped. Whoever needs another one
-makes another one.
+kazoo opens a new session by itself when the old one has ended. A request meant for the old session
+would then create nodes in the new one, unknown to the machine. A `Session` is therefore exactly one
+session: once it is over it sends nothing more, and its client is stopped. For a new session, make a
+new `Session`.
 
-A request may take several of ZooKeeper's. Each is a generator here, which yields what kazoo has
-under way and is sent what has come of it.
+One request of the machine may need several requests of ZooKeeper. Each is a generator here: it
+yields kazoo's pending result, and is sent its outcome.
 """
 
 import threading
@@ -38,22 +38,22 @@ from protocol.partition import TopicPartition
 
 
 class FetchOffsets(NamedTuple):
-    """Return what stands in the nodes of these partitions' offsets, None for no node."""
+    """Return the contents of these partitions' offset nodes; None for a missing node."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 class PrepareOffsets(NamedTuple):
-    """The same, and make the directories of these partitions' topics."""
+    """The same as `FetchOffsets`, after creating the directories of these partitions' topics."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 class CommitOffsets(NamedTuple):
-    """Write these partitions' offsets, all or none, if this session has its node of a member.
+    """Write these partitions' offsets, all or none, if this session's member node still exists.
 
-    `Result.MISSING`: it has none. `Result.TAKEN`: some of *new* are there, or some of the others
-    aren't.
+    Nodes of *new* are created, the others overwritten. `Result.MISSING`: there is no member node.
+    `Result.TAKEN`: a node of *new* exists already, or one of the others doesn't.
     """
 
     offsets: Mapping[TopicPartition, bytes]
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
     """The session has begun.
 
     Attributes:
-        timeout_ms: For how long the ensemble keeps the session without hearing of it.
+        timeout_ms: The granted session timeout, in ms.
 
     """
 
@@ -80,32 +80,32 @@ class Suspended(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """There is a connection again, and the session has lived on; another server may grant less."""
+    """The connection is back, and the session has survived; another server may grant less time."""
 
     timeout_ms: int
 
 
 class Changed(NamedTuple):
-    """A watch has told of a change."""
+    """A watch has reported a change."""
 
 
 class Expired(NamedTuple):
-    """The session is over. Nothing else comes after it."""
+    """The session is over. No event follows."""
 
 
 class LogInRefused(NamedTuple):
-    """The ensemble doesn't take the log-in. Nothing else comes after it."""
+    """The ensemble refuses the log-in. No event follows."""
 
 
 class Answered(NamedTuple):
-    """A request of the machine's is answered."""
+    """Answer to a request of the machine."""
 
     request: Request
     answer: Answer
 
 
 class OffsetsAnswered(NamedTuple):
-    """A request about offsets is answered; *found* is what stands in their nodes."""
+    """Answer to a request about offsets; *found* has the contents of their nodes."""
 
     request: OffsetsRequest
     answer: Answer
@@ -114,12 +114,12 @@ class OffsetsAnswered(NamedTuple):
 
 Event = Opened | Suspended | Resumed | Changed | Expired | LogInRefused | Answered | OffsetsAnswered
 
-# How often a node that is there, and then is not, is tried again at once.
+# Attempts to create a node that exists at the first look, and is gone at the next.
 _TRIES: Final = 3
 
 
 class _Outcome(NamedTuple):
-    """What came of a request of kazoo's: a value, or the name of an error, and its words."""
+    """Outcome of a request of kazoo: a value, or the name and the text of an error."""
 
     value: Any
     error: str = ""
@@ -134,7 +134,7 @@ class _Outcome(NamedTuple):
         return cls(None, name, f"{name} {error}".strip())
 
     def answer(self) -> Answer:
-        """Return it as the answer that it is for most requests."""
+        """Return the answer that this outcome means for most requests."""
         if self.error == "NoNodeError":
             return Answer(Result.MISSING)
         if self.error in LOST_ERRORS:
@@ -150,7 +150,7 @@ class _Outcome(NamedTuple):
                 return Answer(Result.DONE)
 
 
-# Requests of kazoo, what comes of each, and what comes of it all.
+# Generators: yield kazoo's pending results, are sent their outcomes, return the answer.
 _Doing = Generator[Any, _Outcome, Answer]
 _Whole = Generator[Any, _Outcome, Answered | OffsetsAnswered]
 _Offsets = Generator[Any, _Outcome, OffsetsAnswered]
@@ -161,9 +161,9 @@ class Session:
 
     Args:
         client: A client of kazoo that isn't started.
-        group: The group, whose nodes the requests are about.
+        group: The group whose nodes are read and written.
         consumer_id: This member's id.
-        post: Is given each event, in threads of kazoo's; those of one thread in their order.
+        post: Called with each event, in threads of kazoo; the events of one thread are in order.
 
     """
 
@@ -174,7 +174,7 @@ class Session:
         self._group = group
         self._consumer_id = consumer_id
         self._post = post
-        # Again by the thread that has it, where kazoo calls back at once.
+        # Reentrant, as kazoo may call back at once, in the thread that holds it.
         self._sending = threading.RLock()
         self._is_over = False
         self._was_connected = False
@@ -185,14 +185,14 @@ class Session:
         client.start_async()
 
     def send(self, request: Asked) -> None:
-        """Ask for something; `Answered` follows, unless the session ends before."""
+        """Send a request; an event with its answer follows, unless the session ends first."""
         doing = self._do(request)
         self._go_on(request, doing, None)
 
     async def close(self) -> None:
-        """End the session, and all of the client's threads; nothing comes any more.
+        """End the session and all threads of its client; no event follows.
 
-        Who no longer waits leaves it to the thread that it runs in.
+        If the caller is cancelled, a thread finishes the work.
         """
         with self._sending:
             self._is_over = True
@@ -220,11 +220,11 @@ class Session:
                 self._post(event)
 
     def _watch(self, event: Any) -> None:
-        if event.type != "NONE":  # That is the connection's, not a node's.
+        if event.type != "NONE":  # "NONE": an event of the connection, not of a node.
             self._tell(Changed())
 
     def _go_on(self, request: Asked, doing: _Whole, done: _Outcome | None) -> None:
-        """Take what has come, and send what is next, if the session isn't over."""
+        """Take the last outcome, and send the next request, unless the session is over."""
         with self._sending:
             if self._is_over:
                 return
@@ -276,7 +276,7 @@ class Session:
                 return OffsetsAnswered(request, (yield from self._commit(request)))
 
     def _register(self, data: bytes) -> _Doing:
-        # In a wrong chroot this consumer would make a group of its own, and never see a topic.
+        # In a wrong chroot this consumer would be alone in its group, and never see a topic.
         top = yield self._client.exists_async("/")
         if top.error:
             return top.answer()
@@ -301,7 +301,7 @@ class Session:
         return Answer(Result.TAKEN)
 
     def _compare(self, path: str, data: bytes, *, watches: bool) -> _Doing:
-        """Say whose node it is that is there, if it still is."""
+        """Return who owns the existing node; `Result.MISSING` if it is gone."""
         found = yield self._client.get_async(path, self._watch if watches else None)
         if found.error:
             return found.answer()
@@ -313,7 +313,7 @@ class Session:
         return Answer(Result.TAKEN)
 
     def _directory(self, path: str) -> Any:
-        """Have a directory made; the partitions of a topic, all claimed at once, share that."""
+        """Create a directory, with one request for all partitions claimed at the same time."""
         making = self._directories.get(path)
         if making is None or making.ready():
             making = self._directories[path] = self._client.ensure_path_async(path)
@@ -331,7 +331,7 @@ class Session:
         return Answer(Result.DONE) if gone.error == "NoNodeError" else gone.answer()
 
     def _watched(self, read: Callable[..., Any], path: str, if_missing: Result) -> _Doing:
-        """Read something of a node, and leave a watch on it, also if it isn't there."""
+        """Read a node by *read*, and leave a watch on it, even if it is missing."""
         while True:
             found = yield read(path, self._watch)
             if found.error != "NoNodeError":
@@ -353,7 +353,7 @@ class Session:
         return OffsetsAnswered(request, Answer(Result.DONE), tuple(found))
 
     def _commit(self, commit: CommitOffsets) -> _Doing:
-        """Write all in one transaction, which checks that this session is a member's."""
+        """Write all in one transaction, which also checks that the member node exists."""
         transaction = self._client.transaction()
         transaction.check(ids_path(self._group, self._consumer_id), 0)
         for tp, data in commit.offsets.items():
@@ -377,12 +377,12 @@ class Session:
         return bool(stat.ephemeralOwner == session)
 
 
-# What a transaction says of the operations before and behind the one that failed.
+# Errors that a transaction reports for the operations before and after the failed one.
 _UNDONE: Final = frozenset({"RolledBackError", "RuntimeInconsistency"})
 
 
 def _first_error(results: Sequence[Any]) -> tuple[int, str] | None:
-    """Return which operation of a transaction failed, and how; None if none did."""
+    """Return the index and the error of a transaction's failed operation; None if none failed."""
     for at, result in enumerate(results):
         if isinstance(result, Exception) and (name := type(result).__name__) not in _UNDONE:
             return at, name

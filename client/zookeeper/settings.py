@@ -1,4 +1,4 @@
-"""Where an ensemble of ZooKeeper is, and how to connect: properties by Kafka's names."""
+"""Settings for the connection to an ensemble of ZooKeeper: properties with Kafka's names."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "zookeeper.sasl.password": "password",
 }
 NAMES: Final = tuple(_FIELDS)
-# The other properties of the consumer of Kafka 0.8.2.
+# All other properties of a consumer of Kafka 0.8.2.
 OF_KAFKA: Final = frozenset(
     {
         "auto.commit.enable",
@@ -62,23 +62,24 @@ logger = logging.getLogger("client.zookeeper")
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeper:
-    """An ensemble. What is secret isn't part of its repr.
+    """Settings of an ensemble. Secrets aren't part of the repr.
 
     Attributes:
-        connect: ``host:port``, several separated by commas; then the chroot, if there is one.
-        session_timeout_ms: A server that is silent for two thirds of it is given up for another.
-        connection_timeout_ms: How long to try to reach one.
+        connect: ``host:port``, several separated by commas, followed by the chroot, if any.
+        session_timeout_ms: Requested session timeout. After two thirds of it without an answer
+            the client connects to another server.
+        connection_timeout_ms: How long to try to reach a server.
         uses_tls: Whether the connection is encrypted, and the server's name compared with its
             certificate.
-        truststore: A PEM file of the authorities that are trusted; "": the system's.
+        truststore: A PEM file of the trusted authorities; "": the system's.
         keystore: A PEM file with this client's key and certificates; "": none.
-        username: For DIGEST-MD5; "": no log-in.
+        username: User name for DIGEST-MD5; "": no log-in.
         password: The password, or where it is: ``{file:/path}`` or ``{env:NAME}``.
 
     """
 
     connect: str
-    session_timeout_ms: int = 6_000  # Kafka's.
+    session_timeout_ms: int = 6_000  # Kafka's default.
     connection_timeout_ms: int = 6_000
     uses_tls: bool = False
     truststore: str = ""
@@ -87,10 +88,10 @@ class ZooKeeper:
     password: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Check that it makes sense.
+        """Check the settings.
 
         Raises:
-            ValueError: It doesn't; the message names the property, and shows no secret.
+            ValueError: A property is invalid; the message names it, and shows no secret.
         """
         _split(self.connect)
         if bool(self.username) != bool(self.password):
@@ -98,10 +99,10 @@ class ZooKeeper:
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> "ZooKeeper":
-        """Return it, made of properties.
+        """Make the settings from properties.
 
         Raises:
-            ValueError: A property is unknown, impossible or missing.
+            ValueError: A property is unknown, invalid or missing.
         """
         given = properties_of_kafka(given, NAMES)
         if "zookeeper.connect" not in given:
@@ -119,17 +120,17 @@ class ZooKeeper:
 
     @property
     def chroot(self) -> str:
-        """The znode that everything is below; "" for none."""
+        """The path of the znode above all of Kafka's; "" for none."""
         return _split(self.connect)[1]
 
 
 def properties_of_kafka(
     given: Mapping[str, Any] | str | os.PathLike[str], names: Collection[str]
 ) -> Mapping[str, Any]:
-    """Return the properties among *names*; warn of others that a consumer of Kafka 0.8 has.
+    """Return the properties among *names*; log a warning for other properties of Kafka 0.8.
 
     Raises:
-        ValueError: A property is neither, or the file can't be read.
+        ValueError: A property is unknown to both, or the file can't be read.
     """
     found = read_properties(given) if isinstance(given, str | os.PathLike) else given
     unused = (found.keys() & OF_KAFKA).difference(names)
@@ -146,7 +147,7 @@ def _split(connect: str) -> tuple[str, str]:
     """Return the servers, and the chroot.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: *connect* isn't ``HOST:PORT,…[/CHROOT]``.
     """
     listed, slash, chroot = connect.strip().partition("/")
     hosts = []
@@ -166,10 +167,10 @@ def _text(name: str, value: object) -> str:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Return a property that is true or false.
+    """Return the value of a property that is true or false.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The value is neither.
     """
     if isinstance(value, bool):
         return value
