@@ -1,8 +1,8 @@
-"""Who gets which partition: computed by the group's leader, for everybody.
+"""Assignors: the group's leader computes with them the partitions of all members.
 
-Names and results are Kafka's, so that Kafka's own consumers could be in the same group. They
-are pure functions of the members, the partitions and their hosts; the order in which members
-came plays no part, so every leader computes the same.
+Names and results are Kafka's, so that Kafka's own consumers could be in the same group. A result
+depends only on the members, the partitions and their hosts, not on the order in which members
+joined, so every leader computes the same.
 """
 
 from client.assignors.base import (

@@ -1,4 +1,4 @@
-"""What an assignor is and what it is given; and how the leader runs it, the caller's own too."""
+"""Interface of assignors, their input, and the function by which the leader runs one."""
 
 import inspect
 import operator
@@ -16,23 +16,23 @@ _WANTS_NOTHING: Final = consumer.Subscription(())
 _NAMED_MAX: Final = 5
 
 Assigned = dict[str, list[TopicPartition]]
-Partitions = Mapping[str, Sequence[int]]  # Of each topic.
+Partitions = Mapping[str, Sequence[int]]  # Partition numbers by topic.
 Hosts = Mapping[TopicPartition, Sequence[str]] | None
 
 
 class AssignmentWarning(UserWarning):
-    """An assignment leaves something unread, or has somebody read what it didn't ask for."""
+    """An assignment leaves partitions unread, or gives members topics that they don't read."""
 
 
 class InvalidAssignment(ValueError):
-    """An assignor made what the coordinator would refuse."""
+    """An assignor returned an assignment that must not be used; see `run_assignor`."""
 
 
 class MemberSubscription(NamedTuple):
-    """One member: what it wants to read, what it says it has, and where it is.
+    """Subscription of one member, with the partitions that it claims, and its host.
 
-    ``owned`` is a claim: the member had these partitions in ``generation``. ``host`` is where
-    it runs (Kafka calls it a rack, KIP-881). ``user_data`` belongs to the assignor.
+    ``owned`` is a claim: the member had these partitions in ``generation``. ``host`` is the host
+    on which the member runs (Kafka's rack, KIP-881). ``user_data`` belongs to the assignor.
     """
 
     member_id: str
@@ -48,11 +48,11 @@ Members = Sequence[MemberSubscription]
 
 
 class Assignor(Protocol):
-    """A way to share partitions; ``name`` is what the members vote on.
+    """Interface of an assignor; the members of a group vote for one by ``name``.
 
     ``assign(members, partitions, hosts)`` returns the partitions of each member, see
-    `BaseAssignor.assign`. One's own assignor may do without the third parameter. Derive from
-    `BaseAssignor` to be cooperative or to send data along.
+    `BaseAssignor.assign`. An assignor of your own may omit the third parameter. Derive it from
+    `BaseAssignor` to make it cooperative, or to send user data.
     """
 
     @property
@@ -62,12 +62,12 @@ class Assignor(Protocol):
 
     @property
     def assign(self) -> Callable[..., Mapping[str, Sequence[TopicPartition]]]:
-        """Compute who gets what: a method with two or three parameters."""
+        """Compute the partitions of each member: a method with two or three parameters."""
         ...
 
 
 class BaseAssignor(ABC):
-    """An assignor, with what most of them do alike."""
+    """Base class of assignors: eager and without user data by default."""
 
     name: str
     cooperative: bool = False
@@ -78,9 +78,9 @@ class BaseAssignor(ABC):
         """Return the partitions of each member (by member id). Pure: same input, same result.
 
         Args:
-            members: Everybody in the group; their order plays no part.
+            members: All members of the group; their order must not matter.
             partitions: The partitions of each subscribed topic, sorted.
-            hosts: Where each partition is near to read, where that is known.
+            hosts: The hosts with a copy of each partition, if known.
 
         """
 
@@ -90,7 +90,7 @@ class BaseAssignor(ABC):
         owned: Sequence[TopicPartition],  # noqa: ARG002 - the same.
         generation: int,  # noqa: ARG002 - the same.
     ) -> bytes | None:
-        """Return what a member with *owned* of *generation* sends the next leader."""
+        """Return the user data for the next leader, of a member with *owned* of *generation*."""
         return None
 
 
@@ -110,7 +110,10 @@ def in_order(members: Iterable[MemberSubscription]) -> list[MemberSubscription]:
 
 
 def read_subscriptions(members: Iterable[JoinGroupMember]) -> list[MemberSubscription]:
-    """Decode what the leader was shown. Who can't be understood wants nothing."""
+    """Decode the members' subscriptions for the leader.
+
+    A member whose subscription can't be decoded counts as subscribed to no topic.
+    """
     result = []
     for member in members:
         read = consumer.decode_subscription(member.metadata) or _WANTS_NOTHING
@@ -146,16 +149,16 @@ def run_assignor(
     partitions: Partitions,
     hosts: Hosts,
 ) -> Assigned:
-    """Return what *assignor* gives each member (who isn't named gets nothing).
+    """Run *assignor*; return the partitions of each member, none for a member that it omits.
 
-    Hands over *hosts* if it takes a third argument. Warns with `AssignmentWarning` of what
-    `check_assignment` finds.
+    *hosts* is passed on if the assignor takes a third argument. Each finding of `check_assignment`
+    gives an `AssignmentWarning`.
 
     Raises:
-        InvalidAssignment: It gives a partition twice, names somebody not in the group,
-            returns something else than partitions per member, or is cooperative and takes a
-            partition from one member and gives it to another in one go.
-        Exception: What the assignor raised.
+        InvalidAssignment: The assignor gives a partition twice, names a member that isn't in the
+            group, returns something else than partitions per member, or is cooperative and moves a
+            partition from one member to another in a single rebalance.
+        Exception: Any error of the assignor itself.
     """
     if _takes_three(assignor):
         made = _read(assignor.assign(members, partitions, hosts))
@@ -173,14 +176,14 @@ def check_assignment(
     partitions: Partitions,
     assigned: Mapping[str, Sequence[TopicPartition]],
 ) -> list[str]:
-    """Return what is strange about an assignment, one sentence per topic.
+    """Return the findings about an assignment, a sentence for each topic and kind of finding.
 
-    That is: partitions of subscribed topics that nobody got (unless a member still has them,
-    since a cooperative group hands over in two rounds), and partitions that don't exist or
-    whose topic the member didn't subscribe to.
+    Findings are: partitions of subscribed topics without a member (except for those that a member
+    still has, as a cooperative group hands over in two rebalances), unknown partitions, and
+    partitions of a topic that the member doesn't subscribe to.
 
     Raises:
-        InvalidAssignment: A partition is given twice, or somebody is not in the group.
+        InvalidAssignment: A partition is given twice, or a member isn't in the group.
     """
     holder = _holders(members, assigned)
     topics = {one.member_id: frozenset(one.topics) for one in members}
@@ -205,7 +208,7 @@ def check_assignment(
 
 
 def _read(made: Mapping[str, Iterable[TopicPartition]]) -> Assigned:
-    """Take what an assignor made, once: it may have made generators, or anything at all."""
+    """Check an assignor's result and copy it into lists, in one pass as it may be generators."""
     try:
         read = {
             member_id: [TopicPartition(topic, operator.index(number)) for topic, number in tps]
@@ -220,7 +223,10 @@ def _read(made: Mapping[str, Iterable[TopicPartition]]) -> Assigned:
 
 
 def _check_hand_over(members: Members, made: Assigned) -> None:
-    """Refuse what would give a partition two owners: a cooperative member reads on meanwhile."""
+    """Check that no partition moves at once from one cooperative member to another.
+
+    Its old owner goes on reading during the rebalance, so the partition would have two.
+    """
     owners: dict[TopicPartition, set[str]] = {}
     newest: dict[TopicPartition, int] = {}
     for one in sorted(members, key=lambda member: -member.generation):

@@ -1,7 +1,7 @@
-"""Who gets which of some interchangeable partitions, once it is clear how many each gets.
+"""Distributes interchangeable partitions to members, whose numbers of partitions are fixed.
 
-The numbers are fixed before (`Seats`), so that neither keeping what a member had nor being
-near to it can cost balance.
+The numbers (`Seats`) are fixed first: neither keeping a member's old partitions nor preferring
+partitions on its host can then make the result less balanced.
 """
 
 from collections import deque
@@ -12,14 +12,15 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from client.assignors.base import Hosts, Members, Partitions, in_order
 from protocol.partition import TopicPartition
 
-# What is handed out: one partition, or the partitions with one number of several topics.
+# Type of a unit, the thing that is distributed: one partition, or the partitions of several topics
+# with the same number.
 U = TypeVar("U", bound=Hashable)
 
 
 class Audience(NamedTuple):
-    """Some members (in order), and the topics (sorted) that they and nobody else read.
+    """Members (in order), and the topics (sorted) that exactly these members read.
 
-    Among these topics, partitions can be exchanged.
+    Any of the members can take any partition of these topics.
     """
 
     members: tuple[str, ...]
@@ -33,7 +34,7 @@ class Audience(NamedTuple):
 def audiences(members: Members, partitions: Partitions) -> list[Audience]:
     """Group the topics that have partitions and readers; the smallest audience first.
 
-    Members that read nothing (that exists) are in no audience.
+    Members without an existing topic are in no audience.
     """
     readers: dict[str, list[str]] = {}
     for member in in_order(members):
@@ -48,29 +49,30 @@ def audiences(members: Members, partitions: Partitions) -> list[Audience]:
 
 
 def are_disjoint(grouped: Sequence[Audience]) -> bool:
-    """Return whether nobody is in two audiences, so that each can be served on its own.
+    """Return whether no member is in two audiences, so that each can be distributed on its own.
 
-    Equal subscriptions are the plainest case of it.
+    The simplest case: all subscriptions are equal.
     """
     ids = [member_id for audience in grouped for member_id in audience.members]
     return len(ids) == len(set(ids))
 
 
 class Near(NamedTuple, Generic[U]):
-    """The hosts of some members and of what they are to share (KIP-881; Kafka says rack).
+    """Hosts of members and of units (KIP-881; Kafka's word is rack).
 
-    All copies of a partition count, whether in sync or not.
+    A unit is near a member if a copy is on the member's host. All copies count, whether in sync or
+    not.
     """
 
-    host_of: Mapping[str, str]  # Of each member that has one.
-    hosts_of: Mapping[U, frozenset[str]]  # Of each unit that is to be handed out.
+    host_of: Mapping[str, str]  # The host of each member that has one.
+    hosts_of: Mapping[U, frozenset[str]]  # The hosts of each unit.
 
     def near(self, unit: U, member_id: str | None) -> bool:
-        """Return whether *member_id* (None: nobody) is on a host of *unit*."""
+        """Return whether *member_id* is on a host of *unit*; None stands for no member."""
         return member_id is not None and self.host_of.get(member_id) in self.hosts_of[unit]
 
     def makes_a_difference(self) -> bool:
-        """Return whether somebody is near to something, and not everything is everywhere."""
+        """Return whether some unit is near a member, and not all units are on all hosts."""
         everywhere = frozenset().union(*self.hosts_of.values())
         return not everywhere.isdisjoint(self.host_of.values()) and any(
             hosts != everywhere for hosts in self.hosts_of.values()
@@ -82,7 +84,7 @@ def near_partitions(
     tps: Iterable[TopicPartition],
     hosts: Hosts,
 ) -> Near[TopicPartition] | None:
-    """Return who is near to which of *tps*; None where hosts make no difference."""
+    """Return the hosts of *members* and *tps*; None if hosts make no difference."""
     host_of = {one.member_id: one.host for one in members if one.host is not None}
     if not hosts or not host_of:
         return None
@@ -91,24 +93,24 @@ def near_partitions(
 
 
 class Seats:
-    """How many each member gets: its base, and one of the extras while there are any."""
+    """Number of units for each member: its base, and one more while there are extras."""
 
     __slots__ = ("_base", "_extras", "taken")
 
     def __init__(self, base: Mapping[str, int], extras: int = 0) -> None:
-        """Take the base of each member, and how many of them get one more."""
+        """Take the base of each member; *extras* of them get one more."""
         self._base = base
         self._extras = extras
         self.taken = dict.fromkeys(base, 0)
 
     @classmethod
     def even(cls, member_ids: Sequence[str], count: int) -> Self:
-        """Return the seats for *count* units that differ by at most one."""
+        """Return seats for *count* units; members differ by at most one."""
         base, extras = divmod(count, len(member_ids))
         return cls(dict.fromkeys(member_ids, base), extras)
 
     def below_base(self, member_id: str) -> bool:
-        """Return whether the member has less than it must get."""
+        """Return whether the member has fewer units than its base."""
         return self.taken[member_id] < self._base[member_id]
 
     def free(self, member_id: str) -> bool:
@@ -137,15 +139,15 @@ def share_out(
     *,
     in_a_row: bool = False,
 ) -> dict[str, list[U]]:
-    """Return the units of each member of *seats*; there is exactly one seat for each unit.
+    """Distribute the units; return those of each member. There is exactly one seat for each unit.
 
     Args:
-        units: What is handed out, in order.
-        seats: How many each gets; its members in order.
-        wishes: Who should have what. The first counts most; within one, the units that come
-            first are the last that a member with too many loses.
-        near: Who is near to what, if that plays a part. It counts more than the wishes.
-        in_a_row: Give each member its rest in a row, instead of one to each in turn.
+        units: The units, in order.
+        seats: The number of units of each member; its members are in order.
+        wishes: The preferred member of units, such as the last owner. Earlier wishes come first.
+            If a wish gives a member too many units, it loses those at the end of the wish.
+        near: The hosts of members and units, if they matter. They count more than the wishes.
+        in_a_row: Give each member its remaining units in a row, instead of one to each in turn.
 
     """
     placing = _Placing(units, seats)
@@ -166,7 +168,7 @@ def share_out(
 
 
 class _Free:
-    """Who has a free seat, by host: with *crowd* the first in order first, else the emptiest."""
+    """Members with a free seat, by host: the first in order if *crowd*, else the least loaded."""
 
     def __init__(self, seats: Seats, host_of: Mapping[str, str], *, crowd: bool) -> None:
         self._seats = seats
@@ -180,11 +182,11 @@ class _Free:
         self._counts = {host: len(heap) for host, heap in self._heaps.items()}
 
     def members_on(self, hosts: Iterable[str]) -> int:
-        """Return how many members there are on *hosts*, free or not."""
+        """Return the number of members on *hosts*, with or without a free seat."""
         return sum(self._counts.get(host, 0) for host in hosts)
 
     def first(self, hosts: Iterable[str]) -> str | None:
-        """Return who should take what is on *hosts*; None where nobody can."""
+        """Return the member that should take a unit on *hosts*; None if no member can."""
         found = [entry for host in hosts if (entry := self._first_on(host)) is not None]
         return self._ids[min(found)[1]] if found else None
 
@@ -194,7 +196,7 @@ class _Free:
     def _first_on(self, host: str) -> tuple[int, int] | None:
         heap = self._heaps.get(host, [])
         while heap:
-            # What is in the heap may be out of date.
+            # Entries of the heap may be out of date.
             now = self._entry(heap[0][1])
             if not self._seats.free(self._ids[now[1]]):
                 heappop(heap)
@@ -213,7 +215,7 @@ class _Placing(Generic[U]):
         self.holder: dict[U, str] = {}
 
     def keep(self, wish: Mapping[U, str]) -> None:
-        """Let members keep what they had, as far as their seats go."""
+        """Give members the units of *wish*, as far as they have free seats."""
         wished: dict[str, list[U]] = {member_id: [] for member_id in self._seats.taken}
         for unit, member_id in wish.items():
             if unit not in self.holder:
@@ -227,10 +229,10 @@ class _Placing(Generic[U]):
                 self._kept.add(unit)
 
     def seat_near(self, near: Near[U], *, crowd: bool) -> None:
-        """Bring what is far from its holder, or has none, to members that are near and free.
+        """Give units that have no member, or a distant one, to near members with a free seat.
 
-        What the fewest are near to comes first. With *crowd* the first member takes what it
-        can before the next one takes any; else the one that has least takes it.
+        Units with the fewest near members come first. With *crowd* the first member fills its
+        seats before the next one gets any; otherwise the member with the fewest units takes it.
         """
         free = _Free(self._seats, near.host_of, crowd=crowd)
         far = [unit for unit in self._units if not near.near(unit, self.holder.get(unit))]
@@ -246,7 +248,7 @@ class _Placing(Generic[U]):
             self.holder[unit] = member_id
 
     def fill(self) -> None:
-        """Give each member in turn all that it still gets."""
+        """Give each member in turn all units for its free seats."""
         rest = deque(unit for unit in self._units if unit not in self.holder)
         for member_id in self._seats.taken:
             while rest and self._seats.free(member_id):
@@ -254,7 +256,7 @@ class _Placing(Generic[U]):
                 self.holder[rest.popleft()] = member_id
 
     def deal(self) -> None:
-        """Give one to each member in turn up to its base, then the extras."""
+        """Give one unit to each member in turn up to its base, then the extras."""
         ids = list(self._seats.taken)
         turns = deque(member_id for member_id in ids if self._seats.below_base(member_id))
         rest = deque(unit for unit in self._units if unit not in self.holder)
@@ -270,10 +272,10 @@ class _Placing(Generic[U]):
                 self.holder[rest.popleft()] = member_id
 
     def swap_near(self, near: Near[U]) -> None:
-        """Exchange two units that both are far, until that brings none nearer.
+        """Exchange pairs of distant units, while an exchange makes one of them near.
 
-        What its holder had before is moved last. A member never comes to hold more that is
-        far than it did, so that one pass is enough.
+        Units that members kept from earlier are moved last. An exchange never gives a member more
+        distant units than it had, so one pass is enough.
         """
         far = [unit for unit in self._units if not near.near(unit, self.holder[unit])]
         far.sort(key=lambda unit: unit not in self._kept)
@@ -292,7 +294,7 @@ class _Placing(Generic[U]):
             for host in sorted(near.hosts_of[unit]):
                 others = offered.get(host, [])
                 while others and near.host_of.get(self.holder[others[-1]]) != host:
-                    others.pop()  # It has moved since.
+                    others.pop()  # Moved away since.
                 if others:
                     other = others.pop()
                     holder = self.holder

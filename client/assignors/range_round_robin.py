@@ -1,4 +1,4 @@
-"""The two simple assignors: a range of each topic for each member, or all dealt one by one."""
+"""The two simple assignors: a range of each topic for each member, or all partitions in turn."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from protocol.partition import TopicPartition
 
 
 class RangeAssignor(BaseAssignor):
-    """Per topic, a contiguous range for each subscriber: partition n of all topics together.
+    """Gives each subscriber a contiguous range of each topic: partition n of all topics together.
 
-    Where hosts are known, each member gets the partitions on its host first, as far as its
-    share goes, and the rest in ranges. Topics with the same readers and the same partitions
-    are shared out as one, so that partition n of all of them still comes together; near is then
-    what is near in each of them.
+    If hosts are known, each member first gets partitions on its own host, up to its share, and
+    the rest in ranges. Topics with the same readers and the same partitions are distributed as
+    one, so that partition n of all of them still goes to one member. It counts as near a member
+    only if it is on the member's host in each of these topics.
     """
 
     name = "range"
@@ -59,16 +59,17 @@ def _near_numbers(
 
 
 class RoundRobinAssignor(BaseAssignor):
-    """All partitions of all topics, dealt out one by one.
+    """Deals out all partitions of all topics, one by one.
 
-    Where hosts are known (Kafka's ignores them), members get as many of the topics that they
-    share with the same others as the dealing gave them, but those on their own host first.
+    If hosts are known (Kafka's assignor ignores them), the dealing decides only how many
+    partitions each member gets, for each set of topics with the same readers. The member then
+    gets those on its own host first.
     """
 
     name = "roundrobin"
 
     def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
-        """Deal in circles; members that don't subscribe to the topic are passed over."""
+        """Deal to the members in turn; one that doesn't subscribe to the topic is skipped."""
         dealt = _deal(members, partitions)
         tps = [tp for given in dealt.values() for tp in given]
         near = near_partitions(members, tps, hosts)

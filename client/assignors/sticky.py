@@ -1,13 +1,13 @@
-"""Balanced, and everybody keeps as much as possible of what they had (KIP-54, KIP-429).
+"""Sticky assignors: balanced, and members keep most of their partitions (KIP-54, KIP-429).
 
 Theory of operation
 ===================
 
-Members tell what they had: in user data (Kafka's StickyAssignorUserData) those of an eager group,
-in the subscription those of a cooperative one. `settle` decides whose claims are believed. Where
-members read different topics, `balance` decides how many partitions of each topic each member
-gets: only numbers, which is quick. Which partitions these are comes after
-(`client.assignors.placement`), and keeps as many as possible where they were.
+Each member claims the partitions that it had: in an eager group in the user data (Kafka's
+StickyAssignorUserData), in a cooperative one in the subscription. `settle` decides which claims
+hold. If members read different topics, `balance` decides how many partitions of each audience each
+member gets; it computes only numbers, which is fast. `client.assignors.placement` then chooses the
+partitions, and keeps as many as possible with their last owner.
 """
 
 import struct
@@ -41,19 +41,20 @@ _I32: Final = struct.Struct(">i")
 
 
 class Previous(NamedTuple):
-    """What a member had, and in which generation."""
+    """The partitions that a member had, and the generation of that assignment."""
 
     owned: tuple[TopicPartition, ...]
     generation: int = NO_GENERATION
 
 
 class Claims(NamedTuple):
-    """The claims of all members, settled.
+    """The settled claims of all members.
 
-    ``owner`` is who had a partition in the newest generation in which anybody says so; a
-    partition that two claim of that generation has none. ``previous`` is who had it in an
-    older generation. Both are ordered by number and topic: who has too many loses the highest
-    numbers of all topics, not all of one topic. ``claimants`` are all who claim a partition.
+    ``owner`` is the member that claims a partition of the newest generation; a partition that two
+    members claim of that generation has none. ``previous`` is the member that claims it of an
+    older generation. Both are ordered by number and topic, so that a member with too many
+    partitions loses the highest numbers of all topics, not all of one topic. ``claimants`` has all
+    members that claim a partition.
     """
 
     owner: dict[TopicPartition, str]
@@ -62,19 +63,18 @@ class Claims(NamedTuple):
 
 
 class StickyAssignor(BaseAssignor):
-    """As balanced as the subscriptions allow, with as few moves as that takes.
+    """Balances as far as the subscriptions allow, with as few moves as possible.
 
-    What a member had travels in its user data, since members of an eager group give up
-    everything before they join; claims in the subscription are believed where it has none.
+    A member sends its old partitions as user data, since members of an eager group give up all
+    partitions before they join. Without user data, claims in the subscription are used.
 
-    Where hosts are known, each member gets what is on its host before it gets what it had,
-    as far as its share goes.
+    If hosts are known, a member gets partitions on its host before its old ones, up to its share.
     """
 
     name = "sticky"
 
     def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
-        """Keep, then even out; see `BaseAssignor.assign`."""
+        """Keep old partitions where balance allows it; see `BaseAssignor.assign`."""
         claims = _settled(members, partitions, {one.member_id: _told(one) for one in members})
         return _stick(members, partitions, hosts, claims)
 
@@ -89,22 +89,23 @@ class StickyAssignor(BaseAssignor):
 
 
 class CooperativeStickyAssignor(BaseAssignor):
-    """The same result as `StickyAssignor`, in two rounds and without a stop.
+    """Comes to the result of `StickyAssignor` in two rebalances, while members go on reading.
 
-    A partition that another member still claims is given to nobody. That member sees that it
-    has lost it, stops reading and joins again; in that second round it changes hands. Where
-    members read different topics, or hosts count, now and then another round follows, in
-    which what came free lets the shares be more even, or nearer.
+    In the first rebalance a partition that another member still claims is given to no member. Its
+    old owner learns that it has lost the partition, stops reading it and joins again; the second
+    rebalance gives it to the new owner. If members read different topics, or hosts matter, a
+    further rebalance sometimes follows: partitions that became free then allow more even shares,
+    or nearer partitions.
     """
 
     name = "cooperative-sticky"
     cooperative = True
 
     def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
-        """Return what each member may read now; see `BaseAssignor.assign`."""
+        """Return the partitions that each member may read now; see `BaseAssignor.assign`."""
         claims = _settled(members, partitions, {one.member_id: _claimed(one) for one in members})
         target = _stick(members, partitions, hosts, claims)
-        # Also a claim that isn't believed counts: whoever makes it may be reading still.
+        # Claims that don't hold count as well: their members may still be reading.
         return {
             member_id: [
                 tp for tp in tps if tp not in claims.claimants or claims.owner.get(tp) == member_id
@@ -123,7 +124,7 @@ def _claimed(member: MemberSubscription) -> Previous:
 
 
 def _settled(members: Members, partitions: Partitions, claims: Mapping[str, Previous]) -> Claims:
-    """Settle the claims; nobody keeps what it doesn't want to read any more."""
+    """Settle the claims; drop those to topics that the member no longer subscribes to."""
     topics = {one.member_id: frozenset(one.topics) for one in members}
     existing = {TopicPartition(topic, n) for topic, ns in partitions.items() for n in ns}
     settled = settle(claims, existing)
@@ -178,9 +179,9 @@ def encode_previous(owned: Iterable[TopicPartition], generation: int) -> bytes:
 
 
 def decode_previous(data: bytes) -> Previous | None:
-    """Return what *data* says, None where it can't be read.
+    """Decode StickyAssignorUserData; None if *data* is invalid.
 
-    Version 0 has no generation at its end; nothing in the bytes says which version it is.
+    The bytes contain no version. Version 0 differs in having no generation at its end.
     """
     owned: list[TopicPartition] = []
     at = 4
@@ -194,7 +195,7 @@ def decode_previous(data: bytes) -> Previous | None:
             (count,) = _I32.unpack_from(data, at)
             if min(length, count) < 0:
                 return None
-            # The check of the length inside comes before anything is allocated.
+            # unpack_from checks the length of *data* before it allocates anything.
             numbers = struct.unpack_from(f">{count}i", data, at + 4)
             at += 4 + 4 * count
             owned += [TopicPartition(topic, number) for number in numbers]
@@ -207,10 +208,10 @@ def decode_previous(data: bytes) -> Previous | None:
 
 
 def settle(claims: Mapping[str, Previous], existing: Iterable[TopicPartition]) -> Claims:
-    """Settle what each member claims (by member id) of the *existing* partitions.
+    """Decide which claims (by member id) to the *existing* partitions hold.
 
-    A claim of a lower generation is worth nothing against a higher one: its holder missed a
-    rebalance. Two claims of one generation contradict each other; neither is believed.
+    A claim of a newer generation beats one of an older generation, whose member missed a
+    rebalance. Two claims of one generation contradict each other, and neither holds.
     """
     owner: dict[TopicPartition, str | None] = {}
     previous: dict[TopicPartition, str] = {}
@@ -247,14 +248,15 @@ def _of_one_generation(
 def balance(
     audiences: Sequence[Audience], sizes: Sequence[int], owned: Sequence[Mapping[str, int]]
 ) -> list[dict[str, int]]:
-    """Return, per audience, the number of partitions of each of its members.
+    """Return, for each audience, the number of partitions of each of its members.
 
-    Nobody has two partitions more than somebody who could take one of them.
+    No member has two or more partitions more than another one that could take one of them.
 
     Args:
-        audiences: Who may take what; those with few members first, as they have less choice.
+        audiences: The audiences; those with few members first, as they have less choice.
         sizes: The number of partitions of each audience.
-        owned: How many of them each member has; what isn't owned by anybody is dealt out.
+        owned: For each audience, how many of its partitions each member has; partitions without an
+            owner are dealt out.
 
     """
     state = _Balance(audiences, owned)
@@ -266,7 +268,7 @@ def balance(
 
 
 class _Balance:
-    """Numbers of partitions, and for each audience its least loaded member."""
+    """Numbers of partitions of each member, and the least loaded member of each audience."""
 
     def __init__(self, audiences: Sequence[Audience], owned: Sequence[Mapping[str, int]]) -> None:
         self._owned = owned
@@ -282,7 +284,7 @@ class _Balance:
             member_id: sum(self.counts[index][member_id] for index in indexes)
             for member_id, indexes in self._audiences_of.items()
         }
-        # A load in a heap may be out of date, but never too high: see _take.
+        # Loads in a heap may be out of date, but never too high: see _take.
         self._heaps: list[list[tuple[int, int, str]]] = []
         for audience in audiences:
             heap = [(self._loads[one], place, one) for place, one in enumerate(audience.members)]
@@ -291,7 +293,7 @@ class _Balance:
         self._places = [{one: place for _, place, one in heap} for heap in self._heaps]
 
     def least_loaded(self, index: int) -> str:
-        """Return who has least of those who may take a partition of audience *index*."""
+        """Return the member of audience *index* with the fewest partitions."""
         heap = self._heaps[index]
         while True:
             load, place, member_id = heap[0]
@@ -312,10 +314,10 @@ class _Balance:
             heappush(self._heaps[other], (self._loads[member_id], place, member_id))
 
     def even_out(self) -> None:
-        """Move partitions from who has more to who has less, until no move helps.
+        """Move partitions from members with more to members with fewer, until no move helps.
 
-        Each move makes the sum of the squared loads smaller, so this ends, and never with a
-        balance worse than before.
+        Each move makes the sum of the squared loads smaller, so the loop ends, and the balance
+        never gets worse.
         """
         moved = True
         while moved:
@@ -325,7 +327,7 @@ class _Balance:
                     moved = True
 
     def _relieve(self, member_id: str) -> bool:
-        """Move one partition away if that helps; one that the member didn't have, if it can."""
+        """Move one partition away if that helps; preferably one that the member doesn't own."""
         load = self._loads[member_id]
         best: tuple[bool, int, int] | None = None
         for index in self._audiences_of[member_id]:

@@ -1,4 +1,4 @@
-"""The groups of a Kafka cluster: committing to them, and importing them into the coordinator.
+"""Groups of a Kafka cluster: commits to them, and imports them into the coordinator.
 
 Needs ``pip install group-coordinator[kafka]``; importing this package does not.
 ``python -m client.kafka_groups import --help`` is the command line.

@@ -1,4 +1,4 @@
-"""A Kafka cluster's consumer groups, seen with the admin client of confluent-kafka."""
+"""Consumer groups of a Kafka cluster, read and written with confluent-kafka's admin client."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -9,12 +9,13 @@ from client.offsets import OffsetAndMetadata, Offsets
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 from protocol.text import some_of
 
+# Default time for one call to the cluster, in seconds.
 TIMEOUT_S: Final = 10.0
 
-# The cluster's states of a group in which nobody but its members may commit.
+# Kafka's states of a group without members, to which other clients may commit.
 INACTIVE: Final = frozenset({"EMPTY", "DEAD"})
 
-# Kafka's names of errors that go away by themselves.
+# Kafka's names of temporary errors.
 _PASSING: Final = frozenset(
     {
         "COORDINATOR_LOAD_IN_PROGRESS",
@@ -31,7 +32,7 @@ _PASSING: Final = frozenset(
     }
 )
 
-# And of those that a group with members gives to everybody else.
+# Kafka's names of the errors of a commit by a non-member to a group with members.
 _HAS_MEMBERS: Final = frozenset(
     {"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "NON_EMPTY_GROUP"}
 )
@@ -40,11 +41,11 @@ T = TypeVar("T")
 
 
 class KafkaGroupError(Exception):
-    """The cluster said no, or can't be asked at all; repeating it does not help."""
+    """The cluster refused, or can't be used at all; a repetition does not help."""
 
 
 class KafkaUnavailable(KafkaGroupError, RetriableError):
-    """No definite answer in time. The same call again may well succeed."""
+    """No definite answer in time; a repetition of the call may succeed."""
 
 
 class KafkaRefused(KafkaGroupError):
@@ -68,22 +69,22 @@ class KafkaGroup(NamedTuple):
 
     @property
     def active(self) -> bool:
-        """Say whether it has members (or may have: the state isn't known)."""
+        """Return whether the group has members; true for unknown states."""
         return self.state not in INACTIVE
 
 
 class LastError:
-    """What librdkafka said last, for its ``error_cb``: its timeouts don't tell why.
+    """Callback ``error_cb`` that keeps librdkafka's last error: its timeouts don't give a reason.
 
-    Not a method of whoever has the client: that would be a cycle, which the garbage collector may
-    break in a thread of librdkafka's own, where its client must not be closed.
+    A method of the object that has the client would be a reference cycle. The garbage collector
+    may break a cycle in a thread of librdkafka, where the client must not be closed.
     """
 
     def __init__(self) -> None:
         self._text = ""
 
     def __call__(self, error: Any) -> None:
-        """Remember *error*, unless it says less than what is known."""
+        """Keep *error*; ``_ALL_BROKERS_DOWN`` never replaces an error with a more exact reason."""
         if error.name() != "_ALL_BROKERS_DOWN" or not self._text:
             self._text = f" (last: {error.name()}: {error.str()})"
 
@@ -92,7 +93,7 @@ class LastError:
 
 
 class KafkaCluster:
-    """The groups of a cluster. Each call blocks, at most *timeout_s*.
+    """The groups of a cluster. All calls block, and wait at most *timeout_s* for an answer.
 
     Args:
         config: "host:9092", or the settings of confluent-kafka (librdkafka), such as
@@ -114,8 +115,8 @@ class KafkaCluster:
         self._last_error = LastError()
         settings = {
             "client.id": "group-coordinator",
-            # Its own lines on standard error, one per failed attempt to connect, say nothing that
-            # isn't in the exceptions here.
+            # No lines on standard error: librdkafka writes one per failed attempt to connect, and
+            # the exceptions here have the same text.
             "log_level": 0,
             **given,
             "error_cb": self._last_error,
@@ -129,7 +130,7 @@ class KafkaCluster:
         """Return the consumer groups, sorted by name.
 
         Raises:
-            KafkaUnavailable: nobody answered, or not all brokers did.
+            KafkaUnavailable: no answer, or not from all brokers.
             KafkaGroupError: the cluster refused.
 
         """
@@ -141,10 +142,10 @@ class KafkaCluster:
         return sorted(KafkaGroup(g.group_id, _state(g.state)) for g in found.valid)
 
     def group(self, name: str) -> KafkaGroup:
-        """Return one group; one that isn't there is DEAD.
+        """Return one group; its state is DEAD if it doesn't exist.
 
         Raises:
-            KafkaUnavailable: nobody answered.
+            KafkaUnavailable: no answer.
             KafkaGroupError: the cluster refused.
 
         """
@@ -158,10 +159,10 @@ class KafkaCluster:
             raise
 
     def offsets(self, name: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group has committed; nothing for a group that isn't there.
+        """Return the committed offsets of a group; none if the group doesn't exist.
 
         Raises:
-            KafkaUnavailable: nobody answered.
+            KafkaUnavailable: no answer.
             KafkaGroupError: the cluster refused.
 
         """
@@ -191,7 +192,7 @@ class KafkaCluster:
             KafkaRefused: some partitions were refused (the cluster doesn't have them, or the
                 group has members); the others are stored.
             KafkaUnavailable: no definite answer.
-            KafkaGroupError: the cluster refused all of it.
+            KafkaGroupError: the cluster refused the whole commit.
 
         """
         if not offsets:
@@ -223,7 +224,7 @@ class KafkaCluster:
 
     def _wait(self, asked: "Future[T]", what: str) -> T:
         try:
-            # The request has a timeout of its own; this one is for when that isn't kept.
+            # The request has its own timeout; this one applies only if librdkafka misses it.
             return asked.result(self._timeout_s * 2)
         except TimeoutError as exc:
             raise KafkaUnavailable(f"Kafka at {self.address}: no answer about {what}") from exc

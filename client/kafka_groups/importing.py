@@ -18,7 +18,7 @@ from protocol.partition import NO_OFFSET, TopicPartition
 
 GroupOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 
-# The coordinator's states of a group that a commit from outside reaches.
+# The coordinator's states of a group to which non-members may commit.
 FREE: Final = frozenset({"Empty", "Dead"})
 
 TO_IMPORT: Final = "to import"
@@ -30,21 +30,21 @@ FAILED: Final = "failed"
 
 
 class Existing(Enum):
-    """What to do about an offset that the coordinator has already."""
+    """Action for an offset that the coordinator has already."""
 
-    FORWARD = "forward"  # Replace it where Kafka's is higher.
+    FORWARD = "forward"  # Replace the coordinator's offset if Kafka's is higher.
     KEEP = "keep"
     OVERWRITE = "overwrite"
 
 
 class PartitionImport(NamedTuple):
-    """One partition of a group.
+    """Result of the import of one partition of a group.
 
     Attributes:
         tp: the partition.
-        kafka: what is committed in the cluster.
-        stored: what the coordinator has; None for nothing.
-        status: "to import", "imported", "unchanged", "kept", or why not.
+        kafka: the offset committed in the cluster.
+        stored: the coordinator's offset; None for none.
+        status: "to import", "imported", "unchanged", "kept", or the error of its commit.
 
     """
 
@@ -55,15 +55,15 @@ class PartitionImport(NamedTuple):
 
 
 class GroupImport(NamedTuple):
-    """One group.
+    """Result of the import of one group.
 
     Attributes:
         group: its name in the cluster.
         into: its name at the coordinator.
         state: its state in the cluster, such as EMPTY or STABLE.
         status: "to import", "imported", "unchanged", "skipped" or "failed".
-        reason: why it was skipped or failed, or what else there is to say; may be empty.
-        partitions: what became of each, sorted.
+        reason: why the group was skipped or failed, or another note; may be empty.
+        partitions: the result of each partition, sorted.
 
     """
 
@@ -81,22 +81,22 @@ class GroupImport(NamedTuple):
 
 
 class ImportReport(NamedTuple):
-    """What became of all groups that were asked for, sorted by name."""
+    """Results of all requested groups, sorted by name."""
 
     dry_run: bool
     groups: tuple[GroupImport, ...]
 
     @property
     def failed(self) -> bool:
-        """Say whether some group could not be imported, or not wholly."""
+        """Return whether the import of a group failed, wholly or in part."""
         return any(one.status == FAILED for one in self.groups)
 
     def count(self, status: str) -> int:
-        """Return how many groups have this status."""
+        """Return the number of groups with this status."""
         return sum(one.status == status for one in self.groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the report as a dictionary for JSON."""
         return {
             "dry_run": self.dry_run,
             "groups": [
@@ -118,7 +118,7 @@ class ImportReport(NamedTuple):
         }
 
     def to_lines(self, *, each_partition: bool = True) -> list[str]:
-        """Return it as a table for people, and a line that sums it up."""
+        """Return the report as a table for people, with a summary as its last line."""
         rows: list[Sequence[object]] = [
             ("GROUP", "INTO", "STATE", "TOPIC", "PARTITION", "STORED", "KAFKA", "STATUS")
         ]
@@ -140,7 +140,7 @@ class ImportReport(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What is needed of a Kafka cluster; `KafkaCluster` has it."""
+    """The calls to a Kafka cluster that the import needs; `KafkaCluster` has them."""
 
     def groups(self) -> list[KafkaGroup]:
         """Return the consumer groups."""
@@ -149,17 +149,17 @@ class Cluster(Protocol):
         """Return one group."""
 
     def offsets(self, name: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group has committed."""
+        """Return the committed offsets of a group."""
 
 
 class Coordinator(Protocol):
-    """What is needed of the coordinator; `client.blocking.BlockingClient` has it."""
+    """Calls to the coordinator that the import needs; `client.blocking.BlockingClient` has them."""
 
     def describe_groups(self, groups: Sequence[str]) -> list[DescribedGroup]:
         """Return the state of each group."""
 
     def fetch_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group has committed."""
+        """Return the committed offsets of a group."""
 
     def commit(
         self, group: str, offsets: Offsets, expected: Mapping[TopicPartition, int] | None = None
@@ -182,32 +182,32 @@ def import_groups(
 ) -> ImportReport:
     """Copy the committed offsets of a cluster's groups into groups of the coordinator.
 
-    Metadata and leader epochs are copied as well. Nothing in the cluster is changed. Repeating
-    it is harmless: what is there already isn't written again, and an offset that changed
-    between looking and writing is left alone and reported.
+    Metadata and leader epochs are copied as well. The cluster isn't changed. A repetition is
+    harmless: equal offsets aren't written again. An offset that changes at the coordinator
+    between the read and the write isn't overwritten, but reported.
 
     Args:
         kafka: "host:9092", the settings of confluent-kafka, or a `KafkaCluster`.
         coordinator: "host:port", several separated by commas, or a
             `client.blocking.BlockingClient`.
-        groups: these; by default all, or those that match *pattern*.
-        pattern: a regular expression for the whole name.
-        topics: only what is committed of these topics.
-        into: gives a group another name at the coordinator.
-        existing: what to do about offsets that the coordinator has: "forward" replaces them
-            where Kafka's is higher, "keep" never, "overwrite" always.
-        force: import groups that have members in Kafka, too: the offsets of a moment. A group
-            that has members at the coordinator is never written to.
-        dry_run: only say what would be done.
-        security: how to connect to the coordinator, as of `client.connect`.
+        groups: names of the groups; by default all, or those that match *pattern*.
+        pattern: a regular expression that matches the whole name of a group.
+        topics: import only offsets of these topics.
+        into: returns a group's name at the coordinator, given its name in the cluster.
+        existing: action for offsets that the coordinator has already: "forward" replaces one if
+            Kafka's is higher, "keep" never, "overwrite" always.
+        force: also import groups that have members in Kafka, with the offsets of this moment.
+            Offsets of a group that has members at the coordinator are never written.
+        dry_run: write nothing, only report.
+        security: as for `client.connect`, for the connection to the coordinator.
 
     Returns:
-        What became of each group; a group that failed doesn't stop the others.
+        The result of each group; the failure of one group doesn't stop the others.
 
     Raises:
         ValueError: the arguments contradict each other.
-        KafkaGroupError: the cluster can't be asked for its groups.
-        CoordinatorUnavailable: nobody answered at the coordinator.
+        KafkaGroupError: the groups of the cluster can't be listed.
+        CoordinatorUnavailable: the coordinator didn't answer.
 
     """
     existing = Existing(existing)
@@ -250,7 +250,7 @@ def _wanted(
         fits = re.compile(pattern or ".*", re.DOTALL)
     except re.error as exc:
         raise ValueError(f"pattern {pattern!r} is no regular expression: {exc}") from exc
-    # A group without a name is Kafka's way to keep offsets of consumers that have none.
+    # Kafka stores offsets of consumers without a group under the empty name.
     return [one for one in cluster.groups() if one.name and fits.fullmatch(one.name)]
 
 
@@ -267,7 +267,7 @@ def _commit(coordinator: Coordinator, planned: GroupImport) -> GroupImport:
     moving = planned.moving
     for at in range(0, len(moving), PARTITIONS_PER_REQUEST):
         chunk = moving[at : at + PARTITIONS_PER_REQUEST]
-        # Nothing is overwritten that this plan has not seen.
+        # Expected offsets: a commit made since the plan isn't overwritten.
         expected = {p.tp: NO_OFFSET if p.stored is None else p.stored for p in chunk}
         try:
             coordinator.commit(planned.into, {p.tp: p.kafka for p in chunk}, expected)
@@ -288,7 +288,7 @@ def _plan(
     *,
     force: bool,
 ) -> GroupImport:
-    """Return what importing one group would do that has committed *offsets* in the cluster."""
+    """Return the planned result for one group, which has *offsets* in the cluster."""
     (described,) = coordinator.describe_groups([into])
     if described.error not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         text = code_text(described.error, described.message)
@@ -317,7 +317,7 @@ def _plan(
 
 
 def _done(planned: GroupImport, errors: Mapping[TopicPartition, str]) -> GroupImport:
-    """Return what became of a plan when its offsets were committed, and *errors* were not."""
+    """Return the result of a plan after its commits; *errors* has the failed partitions."""
     parts = tuple(
         part._replace(status=errors.get(part.tp, IMPORTED)) if part.status == TO_IMPORT else part
         for part in planned.partitions
