@@ -1,5 +1,5 @@
-"""What a coordinator keeps, as tables, streams and a bulk writer of Spark.
+"""Spark data sources for a coordinator's data: tables, a stream, and a bulk writer.
 
-The formats ``group_offsets``, ``group_offset_log``, ``group_members`` and ``group_rebalances``;
-see docs/spark.md.
+The formats are ``group_offsets``, ``group_offset_log``, ``group_members`` and
+``group_rebalances``; see docs/spark.md.
 """

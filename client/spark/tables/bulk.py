@@ -1,8 +1,8 @@
 """Writes the committed offsets of whole groups from a DataFrame: a reset, or a migration.
 
-All rows come to the driver, which alone sees whole groups. Everything is checked before anything is
-written, and a group is written as a whole: with one commit, which stores all of its partitions or
-none.
+All rows are collected on the driver, as only there all rows of a group come together. All rows are
+checked before the first write. Each group is written with one commit, which stores all of its
+partitions or none.
 """
 
 import json
@@ -52,13 +52,14 @@ COLUMNS: Final = pa.schema(
     ]
 )
 OPTIONS: Final = ("coordinator", "dryRun", "force", "skipRefused", "report", "coordinatorTimeout")
-_EXAMPLES: Final = 5  # Of rows, groups or partitions in a message.
-# Room for the request's header and for what a member id would take.
+_EXAMPLES: Final = 5  # Most rows, groups or partitions named in a message.
+# Bytes reserved in a request for its header and a member id.
 _HEADER_BYTES: Final = 1_024
-# The commits of so many groups share a flush of the coordinator's log.
+# Groups written at the same time; their commits share a flush of the coordinator's log.
 AT_A_TIME: Final = 16
-# Members that were removed come back, and may be there before the commit is.
+# Attempts to remove a group's members and commit: removed members may join again before the commit.
 FORCED_TRIES: Final = 20
+# Shortest and longest pause between these attempts, in seconds.
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.25
 REASON: Final = "the offsets of the group are written anew"
@@ -68,11 +69,11 @@ R = TypeVar("R")
 
 
 class BulkWriteError(ValueError):
-    """The rows can't be written as they are, or some groups were not; the message says which."""
+    """The rows are invalid, or some groups were not written; the message says which."""
 
 
 class NewOffset(NamedTuple):
-    """What a row says; ``metadata`` is None where the row says nothing of it."""
+    """Offset from a row; ``metadata`` and ``leader_epoch`` are None if the row has none."""
 
     offset: int
     leader_epoch: int | None
@@ -80,7 +81,7 @@ class NewOffset(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is to become of one partition."""
+    """Planned change of one partition's committed offset."""
 
     tp: TopicPartition
     old: OffsetAndMetadata | None
@@ -88,7 +89,7 @@ class Change(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """What is to become of one group; with a *refusal*, nothing."""
+    """Planned changes of one group; with a *refusal*, the group isn't written."""
 
     group: str
     changes: tuple[Change, ...]
@@ -96,15 +97,17 @@ class GroupPlan(NamedTuple):
 
     @property
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to commit."""
+        """The offsets to commit."""
         return {change.tp: change.new for change in self.changes}
 
 
 def normal_columns(table: pa.Table) -> pa.Table:
-    """Return the columns of `COLUMNS` that *table* has, in their types; others are dropped.
+    """Return *table* with exactly the columns of `COLUMNS`; other columns are dropped.
+
+    A missing optional column becomes null.
 
     Raises:
-        BulkWriteError: a required column is missing, or can't be read as its type.
+        BulkWriteError: a required column is missing, or a column can't be cast to its type.
 
     """
     if missing := [name for name in REQUIRED if name not in table.column_names]:
@@ -127,14 +130,14 @@ def normal_columns(table: pa.Table) -> pa.Table:
 
 
 def by_group(table: pa.Table) -> dict[str, dict[TopicPartition, NewOffset]]:
-    """Return what the rows say of each group.
+    """Return the new offsets of each group.
 
     Args:
-        table: In the columns of `COLUMNS`.
+        table: Rows with the columns of `COLUMNS`.
 
     Raises:
-        BulkWriteError: a row has no value where it needs one, or one that is impossible; or two
-            rows are about the same partition of the same group.
+        BulkWriteError: a required value is null, or out of range; or two rows name the same
+            partition of the same group.
 
     """
     for name in REQUIRED:
@@ -176,15 +179,15 @@ def plan_group(
     num_partitions: Mapping[str, int],
     force: bool,
 ) -> GroupPlan:
-    """Decide what one group needs; what is stored already needs nothing.
+    """Plan the changes of one group; offsets that are already stored need none.
 
     Args:
-        group: Its id.
-        wanted: What the rows say.
-        stored: What is committed.
-        state: The group's state, such as "Empty", "Stable", or "Dead" if there is none.
-        num_partitions: How many partitions each registered topic has.
-        force: Whether a group with members is written, too.
+        group: The group's id.
+        wanted: The offsets from the rows.
+        stored: The committed offsets.
+        state: The group's state, such as "Empty" or "Stable"; "Dead" if it doesn't exist.
+        num_partitions: The number of partitions of each registered topic.
+        force: Whether to write a group with members as well.
 
     """
     changes = []
@@ -198,11 +201,11 @@ def plan_group(
 
 
 def next_offset(wanted: NewOffset, stored: OffsetAndMetadata | None) -> OffsetAndMetadata:
-    """Return what to commit where *stored* is committed.
+    """Return the offset to commit in place of *stored*.
 
-    Metadata that a coordinated stream has left there is kept up: the counter in it of how often
-    the offset was reset goes up with every move, so that a sink that remembers ranges by it takes
-    those that come again.
+    A coordinated stream stores in the metadata how often the offset was reset. Each move of the
+    offset increases that counter, so that a sink that identifies ranges by it accepts a range that
+    is read again.
     """
     epoch = NO_LEADER_EPOCH if wanted.leader_epoch is None else wanted.leader_epoch
     metadata = wanted.metadata
@@ -259,12 +262,13 @@ def _refusal(
 
 
 class How(NamedTuple):
-    """What to do with what was decided.
+    """Options for the execution of the plans.
 
     Attributes:
         dry_run: Write nothing, only report.
-        force: Write groups that have members, too: these are removed from the group.
-        skip_refused: Write the others where a group can't be written; else, write none.
+        force: Also write groups that have members; the members are removed from the group.
+        skip_refused: If a group can't be written, write the others; without this option none is
+            written.
 
     """
 
@@ -274,13 +278,13 @@ class How(NamedTuple):
 
 
 class GroupResult(NamedTuple):
-    """What became of one group.
+    """Result of one group.
 
     Attributes:
-        status: ``written``, ``unchanged`` (all of it was there already), ``planned`` (in a dry
-            run), ``refused`` (it may not be written), ``not written`` (another group was
-            refused), ``failed`` (nothing of it was stored), or ``unknown`` (nobody knows).
-        message: Why, where it is none of the first three.
+        status: ``written``, ``unchanged`` (all offsets were stored already), ``planned`` (in a dry
+            run), ``refused`` (the group may not be written), ``not written`` (another group was
+            refused), ``failed`` (no offset was stored), or ``unknown`` (the outcome is unknown).
+        message: The reason for ``refused``, ``failed`` and ``unknown``.
 
     """
 
@@ -303,18 +307,19 @@ def bulk_write(
     how: How,
     report: str | None = None,
 ) -> list[GroupResult]:
-    """Write the offsets of some groups, each as a whole; return what became of each, by group.
+    """Write the offsets of some groups, each as a whole; return their results, sorted by group.
 
     Args:
-        client: Of the coordinator.
-        wanted: What the rows say, by group.
-        how: What to do.
-        report: The file for `write_report`. What was committed before is in it before it is
-            overwritten, whatever happens then.
+        client: The coordinator's client.
+        wanted: The offsets from the rows, by group.
+        how: The options.
+        report: The file for `write_report`. The old offsets are written to it before the first
+            commit, so that they are kept even if the program ends early.
 
     Raises:
-        CoordinatorUnavailable: no answer while looking at the groups; nothing was written.
-        OSError: the report can't be written; the offsets weren't either if it was at once.
+        CoordinatorUnavailable: no answer while reading the groups; nothing was written.
+        OSError: the report can't be written. If this happened before the first commit, no offset
+            was written.
 
     """
     plans = _plans(client, wanted, how)
@@ -332,10 +337,10 @@ def bulk_write(
 
 
 def check(results: Sequence[GroupResult], how: How) -> None:
-    """Raise unless all went well; what was skipped because that was asked for is well.
+    """Check that no group failed; a refused group is no failure if *how* allows it.
 
     Raises:
-        BulkWriteError: names some groups and says why.
+        BulkWriteError: a group failed; the message names some, with the reasons.
 
     """
     excused = {"refused"} if how.skip_refused or how.dry_run else set()
@@ -352,15 +357,15 @@ def check(results: Sequence[GroupResult], how: How) -> None:
 
 
 def summary(results: Sequence[GroupResult]) -> str:
-    """Return how many groups have each status, in words."""
+    """Return a text with the number of groups of each status."""
     counts = Counter(result.status for result in results)
     return ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no groups"
 
 
 def write_report(results: Sequence[GroupResult], path: str) -> None:
-    """Write a line of JSON for each partition, and one for each group that has none to change.
+    """Write a line of JSON for each changed partition, and one for each group without a change.
 
-    The values with ``old_`` are what was committed before: enough to undo it.
+    The values with ``old_`` are those committed before; with them the write can be undone.
     """
     with Path(path).open("w", encoding="utf-8") as file:
         for result in results:
@@ -407,7 +412,7 @@ def _plans(
 
 
 def _each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return what *work* makes of *items*, of some at a time, in their order."""
+    """Call *work* with each of *items*, in parallel threads; return the results in order."""
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="bulk-write") as pool:
         return list(pool.map(work, items))
 
@@ -449,7 +454,7 @@ def _remove_members(client: BlockingClient, group: str) -> None:
 
 
 def _undone(client: BlockingClient, plan: GroupPlan, refusal: CommitRefused) -> GroupResult:
-    """Put back those partitions that were stored although others of the commit were refused."""
+    """Restore the partitions that were stored though others of the same commit were refused."""
     stored = [change for change in plan.changes if change.tp not in refusal.errors]
     message = str(refusal)
     before = {change.tp: change.old for change in stored if change.old is not None}
@@ -474,7 +479,7 @@ class WriteOptions(NamedTuple):
 
 
 class Rows(WriterCommitMessage):
-    """What one task has read, on its way to the driver, which alone sees whole groups."""
+    """Rows that one task has read, for the driver; *data* is a stream of Arrow."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -503,13 +508,13 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 class GroupOffsetsWriter(DataSourceArrowWriter):
-    """Brings the rows to the driver, checks all of them, and writes group by group."""
+    """Collects the rows on the driver, checks all of them, and writes group by group."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
-        """Take the rows of one task, on an executor."""
+        """Read the rows of one task, on an executor."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, COLUMNS) as out:
             for batch in iterator:
@@ -517,7 +522,7 @@ class GroupOffsetsWriter(DataSourceArrowWriter):
         return Rows(sink.getvalue().to_pybytes())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Write what all tasks have read, on the driver.
+        """Write the rows of all tasks, on the driver.
 
         Raises:
             BulkWriteError: some groups were not written.
@@ -533,16 +538,17 @@ class GroupOffsetsWriter(DataSourceArrowWriter):
         check(results, self._options.how)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: nothing was written before all rows were there."""
+        """Do nothing: no offset is written before all rows have been collected."""
 
 
 def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
-    """Write the offsets in *rows*, and the report; return what became of each group.
+    """Write the offsets in *rows*, and the report; return the result of each group.
 
     Raises:
-        BulkWriteError: the rows can't be written as they are; nothing was.
-        CoordinatorUnavailable: nobody answered; nothing was written.
-        OSError: the report can't be written; the offsets weren't either if it was at once.
+        BulkWriteError: the rows are invalid; nothing was written.
+        CoordinatorUnavailable: no answer; nothing was written.
+        OSError: the report can't be written. If this happened before the first commit, no offset
+            was written.
 
     """
     groups = by_group(rows)
@@ -567,25 +573,26 @@ def write_group_offsets(
     timeout: str = "60s",
     security: Given = None,
 ) -> list[GroupResult]:
-    """Write the committed offsets of whole groups, from this process; return what became of each.
+    """Write the committed offsets of whole groups, from this process; return their results.
 
-    The same as ``df.write.format("group_offsets")``, for programs that look at the report and
-    decide for themselves: it raises for nothing that is in it.
+    The same as ``df.write.format("group_offsets")``, for programs that evaluate the results
+    themselves: a refused or failed group doesn't raise an error.
 
     Args:
-        df: With the columns group, topic, partition and offset, and maybe leader_epoch and
-            metadata. All rows come to this process.
-        coordinator: Its host:port.
+        df: Rows with the columns group, topic, partition and offset, and optionally leader_epoch
+            and metadata. All rows are collected in this process.
+        coordinator: The coordinator's host:port.
         dry_run: Write nothing, only report.
-        force: Write groups that have members, too: these are removed and join again.
-        skip_refused: Write the others where a group can't be written; else, write none.
-        timeout: How long to try to reach the coordinator.
-        security: As of `client.connect`.
+        force: Also write groups that have members; the members are removed, and join again.
+        skip_refused: If a group can't be written, write the others; without this option none is
+            written.
+        timeout: How long to try to reach the coordinator, such as "60s".
+        security: As for `client.connect`.
 
     Raises:
-        OptionError: an argument is impossible.
-        BulkWriteError: the rows can't be written as they are; nothing was.
-        CoordinatorUnavailable: nobody answered; nothing was written.
+        OptionError: an argument is invalid.
+        BulkWriteError: the rows are invalid; nothing was written.
+        CoordinatorUnavailable: no answer; nothing was written.
 
     """
     arguments = {"coordinator": coordinator, "timeout": timeout}

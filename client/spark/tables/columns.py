@@ -1,13 +1,12 @@
-"""A page of offsets, as it is on the wire, as columns of Arrow. Pure.
+"""Decodes a page of offsets in its wire format into columns of Arrow. Pure.
 
 Theory of operation
 ===================
 
-A page has a row of msgpack for each offset: ``[partition, offset, leader_epoch, metadata, 0]``,
-with sizes that tell where each begins. All rows are read at once, field by field: from where the
-field begins in each row, its first byte says how long it is, and so where the next field begins;
-eight bytes from the second byte on, shifted by what is too much, are its value. That is several
-times faster than to unpack the rows one by one.
+A page has one msgpack row for each offset: ``[partition, offset, leader_epoch, metadata, 0]``, and
+the sizes of the rows. All rows are decoded at once, field by field. The first byte of a field gives
+its length, and so the start of the next field. Its value is the eight bytes after the first byte,
+shifted right by the unused ones. This is several times faster than unpacking the rows one by one.
 """
 
 from collections.abc import Mapping
@@ -23,30 +22,30 @@ from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
-# Of an int's first byte: how many bytes follow. A small one is the value itself.
+# Number of bytes that follow an int's first byte. The first byte of a small int is its value.
 _INT_BYTES: Final = np.zeros(256, np.int64)
 _INT_BYTES[0xCC:0xD4] = [1, 2, 4, 8, 1, 2, 4, 8]
 _SMALL_INT: Final = np.arange(256).astype(np.int8).astype(np.int64)
 _IS_INT: Final = np.zeros(256, bool)
 _IS_INT[:0x80] = _IS_INT[0xE0:] = _IS_INT[0xCC:0xD4] = True
 _FIRST_SIGNED: Final = 0xD0
-# Of a text's first byte: how many bytes say its length, and the length itself if none does.
+# Number of bytes of a text's length, by its first byte; a short text has its length in that byte.
 _TEXT_LENGTH_BYTES: Final = np.zeros(256, np.int64)
 _TEXT_LENGTH_BYTES[0xD9:0xDB] = [1, 2]
 _IS_TEXT: Final = np.zeros(256, bool)
 _IS_TEXT[0xA0:0xC0] = _IS_TEXT[0xD9:0xDB] = True
 _SHORT_TEXT: Final = 0x1F
 
-_ROW: Final = 0x95  # An array of five.
-_PADDING: Final = bytes(9)  # So that eight bytes can be read from any byte on.
+_ROW: Final = 0x95  # First byte of a row: an array of five.
+_PADDING: Final = bytes(9)  # Allows a read of eight bytes from any byte of the page.
 
 
 class Unreadable(ValueError):
-    """The page isn't what the protocol says."""
+    """The page doesn't follow the protocol."""
 
 
 class Rows:
-    """The rows of a page, read field by field; each method reads the next one."""
+    """The rows of a page, decoded field by field; each call reads the next field of all rows."""
 
     def __init__(self, data: bytes, sizes: bytes) -> None:
         self.lengths = _numbers(sizes, ">u2")
@@ -55,7 +54,7 @@ class Rows:
             raise Unreadable("the sizes of the rows aren't those of the page")
         padded = data + _PADDING
         self.bytes: Bytes = np.frombuffer(padded, np.uint8)
-        # The eight bytes from each byte on, as a number: a view, which takes no memory.
+        # The eight bytes from each byte on, as a number; a view, without memory of its own.
         self._words: npt.NDArray[np.uint64] = np.ndarray(
             (len(data) + 1,), ">u8", padded, strides=(1,)
         )
@@ -68,18 +67,18 @@ class Rows:
             raise Unreadable("a row of the page isn't one of a committed offset")
 
     def _first(self) -> Bytes:
-        """Return the first byte of the next field."""
+        """Return the first byte of the next field of each row."""
         self._expect(self._at < self.ends)
         first: Bytes = self.bytes[self._at]
         return first
 
     def _value(self, at: Numbers, widths: Numbers) -> Numbers:
-        """Return the numbers of *widths* bytes from *at* on; of width 0, anything."""
+        """Return the unsigned numbers of *widths* bytes at *at*; undefined where a width is 0."""
         words: npt.NDArray[np.uint64] = self._words[at].astype(np.uint64)
         return (words >> np.minimum(64 - 8 * widths, 63).astype(np.uint64)).view(np.int64)
 
     def ints(self, low: int, high: int) -> Numbers:
-        """Return a field that is an int from *low* to *high* in every row."""
+        """Return the next field of each row, an int from *low* to *high*."""
         first = self._first()
         self._expect(_IS_INT[first])
         widths = _INT_BYTES[first]
@@ -96,7 +95,7 @@ class Rows:
         return values
 
     def texts(self) -> pa.Array:
-        """Return a field that is a text in every row."""
+        """Return the next field of each row, a text."""
         first = self._first()
         self._expect(_IS_TEXT[first])
         widths = _TEXT_LENGTH_BYTES[first]
@@ -119,7 +118,7 @@ class Rows:
         return _text_array(ends, self.bytes[inside].tobytes())
 
     def done(self) -> None:
-        """Check that only the error code 0 is left of every row."""
+        """Check that each row has only the error code 0 left."""
         self._expect((self._at == self.ends - 1) & (self.bytes[self._at] == 0))
 
 
@@ -147,7 +146,7 @@ def _times(data: bytes) -> pa.Array:
 
 
 def _repeated(names: tuple[str, ...], counts: Numbers) -> pa.Array:
-    """Return each of *names* as often as *counts* says."""
+    """Return a column with each of *names*, repeated by its number in *counts*."""
     return pa.array(names, pa.string()).take(pa.array(np.repeat(np.arange(len(names)), counts)))
 
 
@@ -155,7 +154,7 @@ def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Ar
     """Return the columns of the table by name, all of the same length.
 
     Raises:
-        Unreadable: the page isn't what the protocol says.
+        Unreadable: the page doesn't follow the protocol.
 
     """
     counts = _numbers(page.counts, ">u4")
@@ -192,7 +191,7 @@ def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Ar
 
 
 def as_batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Return those columns that *schema* has, in its types."""
+    """Return the columns of *schema*, cast to its types."""
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in schema], schema=schema
     )

@@ -1,4 +1,4 @@
-"""The formats ``group_members`` and ``group_rebalances``: who is where, and why that changed."""
+"""The formats ``group_members`` and ``group_rebalances``: members, and their past rebalances."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup, DescribedMember, Rebalance
 
-# So many take a task some tenths of a second.
+# Named groups for one task; a task reads as many in some tenths of a second.
 GROUPS_PER_TASK: Final = 500
 ROWS_PER_BATCH: Final = 10_000
 EMPTY: Final = "empty"
@@ -70,11 +70,10 @@ Row = dict[str, Any]
 
 
 class GroupsReader(TableReader):
-    """Asks about each group that is wanted.
+    """Reads each selected group.
 
-    The value of a task is its number and how many tasks there are. Which groups there are is
-    asked for in the task: Spark uses the same tasks for each query of a DataFrame, however much
-    later.
+    The value of a task is its number, and the number of tasks. The task itself lists the groups:
+    Spark uses the same tasks for all queries of a DataFrame, even much later.
     """
 
     columns: ClassVar[StructType]
@@ -82,27 +81,27 @@ class GroupsReader(TableReader):
 
     @abstractmethod
     def keeps(self, state: str) -> bool:
-        """Say whether a group in *state* can have rows."""
+        """Return whether a group in *state* can have rows."""
 
     @abstractmethod
     def rows(self, group: str) -> Iterator[Row]:
-        """Return the rows of one group; none if it is gone meanwhile."""
+        """Return the rows of one group; none if it has been deleted since it was listed."""
 
     def tasks(self) -> Sequence[InputPartition]:
-        """Return the tasks; few for few groups that are named."""
+        """Return the tasks; fewer if only a few groups are named."""
         tasks = self.max_tasks
         if self.wanted.groups is not None:
             tasks = min(tasks, -(-len(self.wanted.groups) // GROUPS_PER_TASK))
         return [InputPartition((number, tasks)) for number in range(tasks)]
 
     def read_share(self, share: tuple[int, int]) -> Iterator[pa.RecordBatch]:
-        """Ask about some groups."""
+        """Read the groups of one task."""
         number, tasks = share
         schema = to_arrow_schema(self.columns, timezone="UTC")
         rows: list[Row] = []
         for listed in self.client.list_groups():
             group = listed.group_id
-            # A group has the same task whatever other groups there are.
+            # By hash, so that a group always has the same task, independent of other groups.
             if not self.keeps(listed.state) or crc32(group.encode()) % tasks != number:
                 continue
             if self.wanted.groups is not None and group not in self.wanted.groups:
@@ -121,7 +120,7 @@ class MembersReader(GroupsReader):
     columns = MEMBERS
 
     def keeps(self, state: str) -> bool:
-        """Say whether a group in *state* has members."""
+        """Return whether a group in *state* has members."""
         return state.lower() != EMPTY
 
     def rows(self, group: str) -> Iterator[Row]:
@@ -137,7 +136,7 @@ class RebalancesReader(GroupsReader):
     columns = REBALANCES
 
     def keeps(self, state: str) -> bool:  # noqa: ARG002 - an empty group has had some, too.
-        """Keep all of them."""
+        """Return True."""
         return True
 
     def rows(self, group: str) -> Iterator[Row]:
@@ -151,11 +150,11 @@ class RebalancesReader(GroupsReader):
 
 
 class PushingMembersReader(PushesFilters, MembersReader):
-    """The same, with conditions on groups pushed down."""
+    """A `MembersReader` with conditions on groups pushed down."""
 
 
 class PushingRebalancesReader(PushesFilters, RebalancesReader):
-    """The same, with conditions on groups pushed down."""
+    """A `RebalancesReader` with conditions on groups pushed down."""
 
 
 class _GroupsSource(BatchSource):
@@ -163,7 +162,7 @@ class _GroupsSource(BatchSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self.reader(self.columns)  # So that a wrong option is told at once.
+        self.reader(self.columns)  # Raises for a wrong option now, not at the first query.
 
 
 class GroupMembersSource(_GroupsSource):
@@ -185,8 +184,8 @@ class GroupRebalancesSource(_GroupsSource):
 def member_row(group: DescribedGroup, member: DescribedMember) -> Row:
     """Return one member as a row.
 
-    What it subscribes to and owns is null where its bytes can't be read, as those of Kafka
-    Connect's workers.
+    Topics and assignment are null if their bytes can't be decoded, as with workers of Kafka
+    Connect.
     """
     topics = subscribed_topics(member.metadata)
     assignment = decode_assignment(member.assignment)
@@ -208,7 +207,7 @@ def member_row(group: DescribedGroup, member: DescribedMember) -> Row:
 
 
 def rebalance_row(group: str, rebalance: Rebalance) -> Row:
-    """Return one rebalance as a row; nobody in particular and no generation are null."""
+    """Return one rebalance as a row; an empty member or reason, and no generation, are null."""
     row: Row = {"group": group, **structs.asdict(rebalance)}
     row["started_at"] = 1000 * row.pop("started_ms")
     for name in ("member_id", "client_id", "client_host", "reason"):

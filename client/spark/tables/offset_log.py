@@ -1,11 +1,11 @@
 # ruff: noqa: N802 - Spark chose the names of these methods.
-"""The format ``group_offset_log``: what is committed and removed, as a stream.
+"""The format ``group_offset_log``: a stream of committed and removed offsets.
 
-It begins with a snapshot of all that is committed (or at the end), and goes on with the changes in
-the coordinator's log. Whoever keeps the newest row of each partition has the state.
+The stream begins with a snapshot of all committed offsets (or at the log's end), and continues with
+the changes in the coordinator's log. The newest rows of each partition are its current state.
 
-The stream's offset holds for each offsets partition the position of the next change to read, or
--1 before its snapshot, and says of which coordinator, such as
+The stream's offset has the position of the next change to read for each offsets partition, or -1
+before its snapshot, and the coordinator's cluster id, such as
 ``{"0": 1712, "1": -1, "@": {"v": 1, "cluster_id": "..."}}``.
 """
 
@@ -63,18 +63,19 @@ HEAD: Final = "@"
 FORMAT_VERSION: Final = 1
 BEFORE_SNAPSHOT: Final = -1
 
-# What was planned is durable, so that this happens only after a coordinator lost its log's end.
+# Pause before a planned position is read again, in seconds. Planned positions are durable, so
+# waiting is needed only after a coordinator has lost the end of its log.
 _POLL_S: Final = 0.05
 
 Positions = dict[int, int]
 
 
 class LogOffsetError(ValueError):
-    """A checkpoint that this stream can't go on from; the message says why and what to do."""
+    """The stream can't continue from the checkpoint; the message says why and what to do."""
 
 
 class LogRange(NamedTuple):
-    """Changes of an offsets partition: ``start <= position < end``; or first a snapshot of it."""
+    """Changes of an offsets partition with ``start <= position < end``, or its snapshot."""
 
     number: int
     start: int
@@ -82,7 +83,7 @@ class LogRange(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it begins with everything that is committed, not with a change."""
+        """Whether to read a snapshot of all committed offsets, not changes."""
         return self.start == BEFORE_SNAPSHOT
 
 
@@ -127,7 +128,7 @@ class OffsetLogSource(TableSource):
             self._options = parse_options(options)
 
     def streamReader(self, schema: StructType) -> "OffsetLogReader":  # noqa: ARG002 - Spark's way.
-        """Return the reader; it asks nothing yet."""
+        """Return the reader; it doesn't connect yet."""
         return OffsetLogReader(self._options)
 
 
@@ -140,11 +141,11 @@ class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known: dict[int, tuple[int, int]] = {}  # Hint and durable end, per partition.
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle what executors need."""
+        """Return the state to pickle for executors: only the options."""
         return {"_options": self._options, "_targets": None, "_known": {}}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before the snapshot, or that of the log's end."""
+        """Return the offset before the snapshot, or at the log's end, by the options."""
         client = client_of(self._options.target)
         if self._options.starts_with_snapshot:
             positions = dict.fromkeys(client.offsets_partitions(), BEFORE_SNAPSHOT)
@@ -173,12 +174,12 @@ class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_positions(following, client.cluster_id)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the log's ends as last seen, for the progress."""
+        """Return the last known ends of the log, for the query's progress."""
         ends = {number: end for number, (_, end) in self._known.items()}
         return encode_positions(ends, client_of(self._options.target).cluster_id) if ends else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the log ends now."""
+        """Note the current ends of the log, at which the query has to stop."""
         self._targets = self._ends(client_of(self._options.target))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -195,7 +196,7 @@ class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_range(client, one, self._options)
 
     def _ends(self, client: BlockingClient) -> Positions:
-        """Return where each log ends, on disk; asked only of those that have grown."""
+        """Return the durable end of each log; only logs that have grown are queried."""
         for number, hint in client.offsets_log_ends().items():
             if self._known.get(number, (None,))[0] != hint:
                 scan = client.scan_offset_columns(number, group_ids=())
@@ -210,7 +211,8 @@ def read_range(
     """Yield the changes of one range, or a snapshot in their place.
 
     Raises:
-        LogOffsetError: its changes are no longer there, and the option says to fail.
+        LogOffsetError: the changes no longer exist and ``onPositionTooOld`` is "fail", or the
+            coordinator has lost the end of its log.
 
     """
     if not one.is_snapshot:
@@ -230,7 +232,7 @@ def read_range(
 
 
 def _snapshot(client: BlockingClient, one: LogRange, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield all that is committed, with the position before the first change that follows."""
+    """Yield all committed offsets, with the position before the first change that follows."""
     position = one.end - 1
     begins = OffsetChange(position, SNAPSHOT_BEGINS, "", "", -1, -1, -1, "", -1)
     yield change_batch(one.number, [begins])
@@ -269,12 +271,12 @@ def _changes(
 def _is_wanted(change: OffsetChange, wanted: Wanted) -> bool:
     if wanted.groups is not None and change.group_id not in wanted.groups:
         return False
-    # Of a deleted group, all topics are gone.
+    # A change without a topic is the removal of a group, with all of its topics.
     return wanted.topics is None or not change.topic or change.topic in wanted.topics
 
 
 def change_batch(number: int, changes: Sequence[OffsetChange]) -> pa.RecordBatch:
-    """Return *changes* of one offsets partition as columns; what a kind doesn't have is null."""
+    """Return *changes* of one offsets partition as columns; absent values are null."""
     columns: dict[str, list[Any]] = {
         "offsets_partition": [number] * len(changes),
         "position": [one.position for one in changes],
@@ -297,17 +299,17 @@ def _or_none(number: int) -> int | None:
 
 
 def encode_positions(positions: Mapping[int, int], cluster_id: str) -> dict[str, object]:
-    """Return the offset, ready for JSON."""
+    """Return the stream's offset, for JSON."""
     offset: dict[str, object] = {str(number): positions[number] for number in sorted(positions)}
     offset[HEAD] = {"v": FORMAT_VERSION, "cluster_id": cluster_id}
     return offset
 
 
 def decode_positions(offset: Mapping[str, object], cluster_id: str | None = None) -> Positions:
-    """Read an offset; with *cluster_id*, check that it is one of that coordinator.
+    """Decode an offset of the stream; with *cluster_id*, check that it is of that coordinator.
 
     Raises:
-        LogOffsetError: it is of another source, another coordinator, or a newer format.
+        LogOffsetError: the offset is of another source, another coordinator, or a newer format.
 
     """
     head = offset.get(HEAD)
@@ -335,10 +337,10 @@ def decode_positions(offset: Mapping[str, object], cluster_id: str | None = None
 
 
 def share(waiting: Mapping[int, int], limit: int | None) -> dict[int, int]:
-    """Divide *limit* fairly over what waits per partition; what a small one leaves, others get.
+    """Divide *limit* evenly among partitions with *waiting* changes, and return each share.
 
-    Everyone who waits gets at least 1, also where the limit is smaller than their number: none
-    starves.
+    A share that a partition doesn't need goes to the others. Each partition gets at least 1, even
+    if *limit* is smaller than their number, so that none has to wait without end.
     """
     left = {number: count for number, count in waiting.items() if count > 0}
     if limit is None or sum(left.values()) <= limit:
@@ -353,16 +355,17 @@ def share(waiting: Mapping[int, int], limit: int | None) -> dict[int, int]:
 def next_positions(
     start: Mapping[int, int], ends: Mapping[int, int], limit: int | None, *, rescans: bool
 ) -> Positions:
-    """Return where the next batch ends: at most *limit* positions on, snapshots not counted.
+    """Return the end of the next batch: about *limit* positions on, without those of snapshots.
 
     Args:
-        start: Where the stream stands.
-        ends: Where the logs end, of the same partitions.
-        limit: The most positions of all partitions together, None for no limit.
-        rescans: Whether to begin anew with a partition whose log ends before its start.
+        start: The stream's position in each partition.
+        ends: The ends of the logs, of the same partitions.
+        limit: Most positions of all partitions together, except that each partition gets at least
+            1; None for no limit.
+        rescans: Whether to read a new snapshot of a partition whose log ends before its start.
 
     Raises:
-        LogOffsetError: there is such a partition, and it is not to begin anew.
+        LogOffsetError: a log ends before its start, and *rescans* is false.
 
     """
     waiting = {n: ends[n] - at for n, at in start.items() if at != BEFORE_SNAPSHOT}
@@ -386,7 +389,7 @@ def next_positions(
 
 
 def ranges(start: Mapping[int, int], end: Mapping[int, int]) -> list[LogRange]:
-    """Return what a batch from *start* to *end* reads."""
+    """Return the ranges that a batch from *start* to *end* reads."""
     return [
         LogRange(number, start.get(number, BEFORE_SNAPSHOT), end[number])
         for number in sorted(end)

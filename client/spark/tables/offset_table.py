@@ -34,13 +34,13 @@ ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
 class GroupOffsetsReader(TableReader):
     """Reads committed offsets; a task reads one or more whole offsets partitions.
 
-    The value of a task is their numbers, each with the groups that are wanted of it (None: all).
+    The value of a task is the numbers of its partitions, each with the selected groups (None: all).
     """
 
     never_null = tuple(name for name in SCHEMA.names if name not in {"leader_epoch", "expires_at"})
 
     def tasks(self) -> Sequence[InputPartition]:
-        """Return the tasks: offsets partitions in which there may be something that is wanted."""
+        """Return the tasks, for the offsets partitions of the selected groups."""
         numbers = self.client.offsets_partitions()
         scans: list[tuple[int, frozenset[str] | None]]
         if self.wanted.groups is None:
@@ -65,11 +65,11 @@ class GroupOffsetsReader(TableReader):
 
 
 class PushingReader(PushesFilters, GroupOffsetsReader):
-    """The same, with conditions on groups and topics pushed down."""
+    """A `GroupOffsetsReader` with conditions on groups and topics pushed down."""
 
 
 class GroupOffsetsSource(BatchSource):
-    """The data source ``group_offsets``; its options are checked when it is read or written."""
+    """The data source ``group_offsets``; a read or a write checks its options."""
 
     format_name = "group_offsets"
     columns = SCHEMA
@@ -85,7 +85,7 @@ class GroupOffsetsSource(BatchSource):
 
     @message_alone(OptionError)
     def writer(self, schema: StructType, overwrite: bool) -> GroupOffsetsWriter:  # noqa: ARG002 - Spark's way.
-        """Return what writes offsets; see `client.spark.tables.bulk`."""
+        """Return the writer; see `client.spark.tables.bulk`."""
         if overwrite:
             raise OptionError(
                 "mode 'overwrite' is not supported: it would have to forget what the rows don't "

@@ -1,6 +1,6 @@
-"""What a query of a table asks for: its options, and those of its conditions that narrow it. Pure.
+"""Options of a query of a table, and its conditions on groups and topics. Pure.
 
-Conditions on groups and topics are pushed down, so that only those are read.
+These conditions are pushed down, so that only matching groups and topics are read.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from protocol.partition import INT32_MAX
 
 Names = frozenset[str] | None
 
-# Up to 4.3.0, Spark keeps what was pushed down with the DataFrame and not with the query: another
-# query of the same DataFrame, or the other side of a join, would read what the first one asked for
-# and miss the rest. The release that mends it brings the push-down of limits.
+# Whether Spark keeps pushed-down filters per query. Up to 4.3.0 Spark keeps them per DataFrame: a
+# second query of the same DataFrame, or the other side of a join, would get only the rows of the
+# first query. The release that corrects this also adds the push-down of limits.
 SPARK_SCOPES_FILTERS: Final = hasattr(DataSourceReader, "pushLimit")
 
-# A name takes at most 255 bytes, and a request 1 MiB.
+# Most names in one request. A name takes at most 255 bytes, and a request at most 1 MiB.
 NAMES_PER_REQUEST: Final = 1_000
 
 
 class Target(NamedTuple):
-    """Which coordinator to ask, and for how long to try before an error."""
+    """Addresses of the coordinator, and how long to try to reach it, in ms."""
 
     addresses: tuple[str, ...]
     timeout_ms: int
@@ -34,26 +34,26 @@ class Target(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Some groups and some topics; None stands for all of them."""
+    """Selected groups and topics; None stands for all."""
 
     groups: Names = None
     topics: Names = None
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing can fit: the conditions contradict each other."""
+        """Whether no row can match, as the conditions contradict each other."""
         return self.groups == frozenset() or self.topics == frozenset()
 
 
 class TableOptions:
-    """Options by name, in any case; each method reads one of them.
+    """Options by name, upper or lower case; each method reads one option.
 
     Args:
-        options: As they were given to Spark.
-        known: The names that there are; another one is refused, since it is misspelt.
+        options: The options given to Spark.
+        known: All valid names; any other name is refused, as a spelling mistake.
 
     Raises:
-        OptionError: from every method, with a message that names the option and what it may be.
+        OptionError: from every method; the message names the option and its valid values.
 
     """
 
@@ -69,15 +69,15 @@ class TableOptions:
                 )
 
     def text(self, name: str) -> str | None:
-        """Return the text without blanks around it, None if it was not given or is empty."""
+        """Return the option's text without blanks around it; None if it is missing or empty."""
         return self._values.get(name.lower(), "").strip() or None
 
     def target(self, timeout: str, timeout_name: str = "coordinatorTimeout") -> Target:
-        """Return the coordinator at ``host:port``, one or more, and the time to wait for it.
+        """Return the coordinator's addresses (``host:port``, one or more), timeout and security.
 
         Args:
-            timeout: The default of that time.
-            timeout_name: The option for it.
+            timeout: The default timeout, such as "60s".
+            timeout_name: The name of the option for the timeout.
 
         """
         value = self.text("coordinator")
@@ -88,7 +88,7 @@ class TableOptions:
         return Target(read_addresses("coordinator", value), timeout_ms, security)
 
     def names(self, name: str) -> frozenset[str] | None:
-        """Return names that are separated by commas, None if the option was not given."""
+        """Return the names in a list separated by commas; None if the option is missing."""
         value = self.text(name)
         if value is None:
             return None
@@ -98,7 +98,7 @@ class TableOptions:
         return names
 
     def choice(self, name: str, *choices: str) -> str:
-        """Return one of *choices*, the first one by default."""
+        """Return the chosen one of *choices*; the first is the default."""
         value = (self.text(name) or choices[0]).lower()
         if value not in choices:
             listed = " or ".join(repr(choice) for choice in choices)
@@ -110,7 +110,7 @@ class TableOptions:
         return self.choice(name, "false", "true") == "true"
 
     def number(self, name: str, default: int) -> int:
-        """Return a whole number from 1 on, *default* if the option was not given."""
+        """Return a whole number of at least 1; *default* if the option is missing."""
         value = self.text(name)
         if value is None:
             return default
@@ -124,15 +124,15 @@ class TableOptions:
 def push(
     filters: Iterable[Filter], wanted: Wanted, never_null: Collection[str]
 ) -> tuple[Wanted, list[Filter]]:
-    """Narrow *wanted* down by those of *filters* that name groups or topics.
+    """Narrow *wanted* by those of *filters* that name groups or topics.
 
     Args:
-        filters: All of them must hold.
-        wanted: What the options allow.
+        filters: The filters of the query; all must hold.
+        wanted: The groups and topics that the options select.
         never_null: Columns that always have a value; group, and topic if the table has it.
 
     Returns:
-        What is still wanted, and the filters that Spark has to apply.
+        The groups and topics still selected, and the filters that Spark has to apply.
 
     """
     rest: list[Filter] = []
@@ -152,7 +152,7 @@ def push(
 
 
 def _narrowed(wanted: Wanted, column: str, values: Iterable[object]) -> Wanted:
-    # Nothing is equal to null, and no name is null.
+    # Null values are dropped: no comparison with null holds, and no name is null.
     names = frozenset(value for value in values if isinstance(value, str))
     groups, topics = wanted
     if column == "group":
@@ -163,7 +163,10 @@ def _narrowed(wanted: Wanted, column: str, values: Iterable[object]) -> Wanted:
 def name_parts(
     wanted: Wanted, size: int = NAMES_PER_REQUEST
 ) -> Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]:
-    """Yield groups and topics (None: all) of requests that together ask for all of *wanted*."""
+    """Divide *wanted* into requests of at most *size* names each; yield groups and topics.
+
+    None stands for all groups, or all topics.
+    """
     yield from product(_parts(wanted.groups, size), _parts(wanted.topics, size))
 
 

@@ -1,12 +1,12 @@
 # ruff: noqa: N802 - Spark chose the names of these methods.
-"""What the tables have in common as data sources of Spark.
+"""Base classes of the tables as data sources of Spark.
 
-There is one connection per coordinator and process, kept for as long as the process lives: Spark
-runs the tasks of a scan, fifty of them, in a few Python processes that it uses again, and to
-connect anew for each would cost more than what it reads.
+A process has one connection per coordinator, and keeps it until the process ends. Spark runs the
+tasks of a scan, about fifty, in a few Python processes that it reuses; a new connection for each
+task would take more time than its read.
 
-Spark refuses to read a source that could take filters while its own setting for that is off. So
-each reader is there twice: as it is, and with `PushesFilters`.
+Spark refuses to read a source that supports filters while Spark's own setting for filters is off.
+Each reader therefore has two classes: a plain one, and one with `PushesFilters`.
 """
 
 import os
@@ -30,8 +30,8 @@ from client.spark.worker_memory import settle
 
 CLIENT_ID: Final = "spark-tables"
 
-# A task of a Python source costs Spark about 50 ms, however little it reads, and a few of them
-# read as fast as a coordinator answers.
+# Default of the option ``maxTasks``. A task of a Python source takes Spark about 50 ms even if it
+# reads little, and a few tasks read as fast as a coordinator answers.
 MAX_TASKS: Final = 4
 
 _lock: Final = threading.Lock()
@@ -39,15 +39,15 @@ _clients: Final[dict[tuple[int, Target], BlockingClient]] = {}
 
 
 def client_of(target: Target) -> BlockingClient:
-    """Return this process's client of *target*, connected now if there is none.
+    """Return this process's client of *target*; connect if there is none yet.
 
-    It connects again by itself whenever it must.
+    The client connects again by itself after a lost connection.
 
     Raises:
-        CoordinatorUnavailable: nobody answered in time.
+        CoordinatorUnavailable: no answer in time.
 
     """
-    # A forked process has the dictionary of its parent, but not the threads.
+    # A forked process inherits the dictionary, but not the clients' threads.
     key = os.getpid(), target
     with _lock:
         if key not in _clients:
@@ -63,7 +63,7 @@ def client_of(target: Target) -> BlockingClient:
 
 
 class TableReader(DataSourceReader):
-    """Reads what is wanted of a table."""
+    """Reads the selected rows of a table."""
 
     never_null: ClassVar[Sequence[str]]
 
@@ -74,13 +74,13 @@ class TableReader(DataSourceReader):
 
     @message_alone(CoordinatorError)
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks; none if nothing can be wanted."""
+        """Return the tasks; none if no row can match."""
         return [] if self.wanted.is_nothing else self.tasks()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the share of one task, on an executor."""
         if partition.value is None:
-            return  # Spark makes up one where there is none.
+            return  # Spark adds an empty task if there is none.
         settle()
         yield from self.read_share(partition.value)
 
@@ -95,14 +95,14 @@ class TableReader(DataSourceReader):
 
     @abstractmethod
     def read_share(self, share: Any) -> Iterator[pa.RecordBatch]:
-        """Read what a task has as its value."""
+        """Read the rows of one task; *share* is the task's value."""
 
 
 class PushesFilters(TableReader):
     """Reads only what a query's conditions on groups and topics allow."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what narrows groups and topics; return what Spark has to apply."""
+        """Take the filters on groups and topics; return those that Spark has to apply."""
         self.wanted, rest = push(filters, self.wanted, self.never_null)
         return rest
 
@@ -111,7 +111,7 @@ class TableSource(DataSource):
     """A format of a coordinator's tables; see docs/spark.md for its options.
 
     Raises:
-        OptionError: an option is missing, unknown or impossible.
+        OptionError: an option is missing, unknown or invalid.
 
     """
 
@@ -132,11 +132,13 @@ class BatchSource(TableSource):
     """A format that is read as a table, not as a stream."""
 
     option_names: ClassVar[Sequence[str]]
-    readers: ClassVar[tuple[type[TableReader], type[PushesFilters]]]  # Plain, and pushing.
+    readers: ClassVar[
+        tuple[type[TableReader], type[PushesFilters]]
+    ]  # Without and with pushed filters.
 
     @message_alone(OptionError)
     def reader(self, schema: StructType) -> TableReader:  # noqa: ARG002 - Spark's way.
-        """Return what plans and reads; with filters pushed down where that is safe."""
+        """Return the reader; it pushes filters down if the option allows it, or Spark is safe."""
         options = TableOptions(self.options, self.option_names)
         pushing = options.choice("pushFilters", "auto", "true", "false")
         pushes = SPARK_SCOPES_FILTERS if pushing == "auto" else pushing == "true"
