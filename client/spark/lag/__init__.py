@@ -1,4 +1,4 @@
-"""Lag of groups on Spark: from committed and end offsets to who is behind, and since when."""
+"""Lag of groups, computed on Spark from committed and end offsets, in messages and seconds."""
 
 from client.spark.lag.compute import group_lag, partition_lag, windowed, worst
 from client.spark.lag.ends import kafka_ends, log_ends, registry_ends

@@ -1,12 +1,12 @@
-"""From committed offsets and end offsets to lag: functions from DataFrames to DataFrames.
+"""Functions from DataFrames of committed and end offsets to DataFrames of lag.
 
-Lag in messages is ``end - committed``. Lag in seconds is the age of the first message that is
-not done: since when the end has been past the committed offset. That needs to know how the end
-grew: samples of it over time. Between two samples the growth is taken for even. A committed offset
-older than all samples gives a lower bound, marked by ``at_least``.
+Lag in messages is ``end - committed``. Lag in seconds is the age of the first unread message: the
+time since the end went past the committed offset. Computing it needs samples of the end over time;
+between two samples the end is assumed to grow evenly. If a committed offset is below all samples,
+the lag in seconds is a lower bound, marked by ``at_least``.
 
-What is not known is null, and never 0: also the lag of an offset beyond the end, as the samples are
-old then, or the offset is wrong.
+Unknown values are null, never 0. The lag of an offset beyond the end is unknown as well: either the
+samples are old, or the offset is wrong.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,26 @@ PARTITION: Final = ("topic", "partition")
 def partition_lag(
     offsets: DataFrame, ends: DataFrame, *, at: datetime | None = None, missing: bool | None = None
 ) -> DataFrame:
-    """Return how far each group is behind in each partition.
+    """Return the lag of each group in each partition.
 
     Args:
-        offsets: ``group``, ``topic``, ``partition``, ``offset`` and, if there, ``committed_at``,
-            such as the format ``group_offsets``. May be a stream.
-        ends: ``topic``, ``partition``, ``end_offset`` and, if there, ``sampled_at`` (then as many
-            samples per partition as there are) and ``begin_offset``. Not a stream.
-        at: when; samples that are younger don't count. None for now.
-        missing: whether to add a row without an offset for each partition that a group has
-            none for, of the topics that it has some for. None for yes, except for a stream.
+        offsets: columns ``group``, ``topic``, ``partition``, ``offset`` and optionally
+            ``committed_at``, such as from the format ``group_offsets``. May be a stream.
+        ends: columns ``topic``, ``partition``, ``end_offset`` and optionally ``sampled_at`` (with
+            any number of samples for each partition) and ``begin_offset``. Not a stream.
+        at: the time of the measurement; later samples don't count. None for now.
+        missing: whether to add a row without an offset for each partition in which a group has
+            none, if it has offsets in other partitions of the topic. None: true, except for a
+            stream.
 
     Returns:
         ``at``, ``group``, ``topic``, ``partition``, ``committed``, ``end_offset``, ``lag``
-        (messages), ``lag_seconds``, ``at_least`` (whether it may be more), ``expired`` (messages
-        that were deleted before the group read them) and ``committed_at``. Of partitions whose
-        end isn't known or less than the offset, and of those without an offset, lag is null.
+        (messages), ``lag_seconds``, ``at_least`` (whether ``lag_seconds`` is a lower bound),
+        ``expired`` (messages deleted before the group read them) and ``committed_at``. Lag is null
+        for a partition without an offset, with an unknown end, or with an end below the offset.
 
     Raises:
-        ValueError: a column is missing, or *missing* was asked for of a stream.
+        ValueError: a column is missing, or *missing* is true for a stream.
 
     """
     _need(offsets, "offsets", "group", *PARTITION, "offset")
@@ -66,15 +67,15 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
     """Return the lag of all partitions together, per group and topic.
 
     Args:
-        lags: what `partition_lag` returns.
-        by: what to put together: ``("group",)`` for groups over all their topics.
+        lags: the result of `partition_lag`.
+        by: the columns to group by; ``("group",)`` for groups over all their topics.
 
     Returns:
-        ``at``, the columns *by*, ``partitions``, ``unknown`` (how many of them have no known lag),
-        ``behind`` (how many have one above 0), ``lag`` (the sum of what is known), ``lag_max``,
-        ``worst_topic`` and ``worst_partition``, ``lag_seconds`` (the largest), ``at_least``
-        (whether it may be more, since that of any partition may be, or isn't known), ``expired``
-        and ``last_commit``.
+        ``at``, the columns *by*, ``partitions``, ``unknown`` (number of partitions with unknown
+        lag), ``behind`` (number with a lag above 0), ``lag`` (the sum of the known ones),
+        ``lag_max``, ``worst_topic`` and ``worst_partition``, ``lag_seconds`` (the largest),
+        ``at_least`` (whether ``lag_seconds`` is a lower bound: that of a partition is one, or is
+        unknown), ``expired`` and ``last_commit``.
 
     """
     may_be_more = F.bool_or(F.coalesce("at_least", F.lit(True)))
@@ -95,16 +96,16 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
 
 
 def worst(lags: DataFrame, n: int = 10, *, by: By = "lag", per: Sequence[str] = ()) -> DataFrame:
-    """Return the rows that are furthest behind, the worst first.
+    """Return the rows with the largest lag, the largest first.
 
     Args:
-        lags: what `partition_lag` or `group_lag` returns.
-        n: how many.
+        lags: the result of `partition_lag` or `group_lag`.
+        n: number of rows.
         by: ``lag`` (messages) or ``lag_seconds``.
-        per: columns; then *n* rows of each of their values, such as of each topic.
+        per: columns; if given, *n* rows for each combination of their values, such as each topic.
 
     Raises:
-        ValueError: *n* or *by* is impossible.
+        ValueError: *n* or *by* is invalid.
 
     """
     if n < 1:
@@ -112,7 +113,7 @@ def worst(lags: DataFrame, n: int = 10, *, by: By = "lag", per: Sequence[str] = 
     if by not in ("lag", "lag_seconds"):
         raise ValueError(f"by is {by!r}, it must be 'lag' or 'lag_seconds'")
     names = [name for name in ("group", *PARTITION) if name in lags.columns]
-    # Names decide between equals, so that the answer is the same each time.
+    # Rows with equal lag are ordered by name, so that the result is always the same.
     order = [F.col(by).desc_nulls_last(), *(F.col(name).asc() for name in names)]
     known = lags.where(F.col(by).isNotNull())
     if not per:
@@ -131,21 +132,22 @@ def windowed(
     watermark: str | None = None,
     by: Sequence[str] = ("group", "topic"),
 ) -> DataFrame:
-    """Return how lag went in each window of time, from samples of `group_lag` over time.
+    """Return statistics of lag for each window of time, from samples of `group_lag` over time.
 
     Args:
-        samples: what `group_lag` returned at different times. May be a stream. Without its column
+        samples: results of `group_lag` at different times. May be a stream. Without the column
             ``unknown`` each lag counts as known.
-        window: how long a window is.
-        slide: how far apart windows begin; None for one after the other.
-        watermark: how late a sample may come in a stream, which it needs.
-        by: what each sample is of; as was given to `group_lag`.
+        window: the length of a window, such as "5 minutes".
+        slide: the time between the starts of two windows; None: the length, so that windows don't
+            overlap.
+        watermark: how late a sample may arrive; required for a stream.
+        by: the columns that were given to `group_lag`.
 
     Returns:
         ``window_start``, ``window_end``, the columns *by*, ``samples``, ``lag_min``, ``lag_avg``,
         ``lag_max``, ``lag_last``, ``lag_seconds_max``, ``growth`` (messages per second from the
-        first sample to the last one; null with one sample, and where a lag is known in part) and
-        ``unknown_max`` (the most partitions of a sample whose lag isn't known).
+        first sample to the last one; null with one sample, or if a lag is only partly known) and
+        ``unknown_max`` (the largest number of partitions with unknown lag in a sample).
 
     Raises:
         ValueError: a stream without a watermark.
@@ -182,9 +184,9 @@ def windowed(
 
 
 def _histories(ends: DataFrame, now: Column) -> DataFrame:
-    """Return per partition its begin, if known, and all samples of its end, by time.
+    """Return the begin of each partition, if known, and all samples of its end, by time.
 
-    An end that went down is another log under the same name: only what came since counts.
+    If the end of a partition went down, the topic was recreated: only later samples count.
     """
     has_begin = "begin_offset" in ends.columns
     sampled = "sampled_at" in ends.columns
@@ -212,7 +214,7 @@ def _histories(ends: DataFrame, now: Column) -> DataFrame:
 
 
 def _without_offset(committed: DataFrame, histories: DataFrame) -> DataFrame:
-    """Return a row for each partition that a group has no offset for, of the topics it reads."""
+    """Return a row for each partition without an offset, of the topics that a group reads."""
     reads = committed.select("group", "topic").distinct()
     return (
         reads.join(histories.select(*PARTITION), "topic")

@@ -1,4 +1,4 @@
-"""Where partitions end now: from the coordinator's registry, from Kafka, or from a log."""
+"""Current end offsets of partitions: from the coordinator's registry, Kafka, or a log."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,11 +23,12 @@ SCHEMA: Final = pa.schema(
         ("sampled_at", pa.timestamp("us", tz="UTC")),
     ]
 )
+# Default time for an answer of Kafka, in seconds.
 KAFKA_S: Final = 30.0
 
 
 class End(NamedTuple):
-    """The bounds of one partition at one time; *begin_offset* None if it isn't known."""
+    """Begin and end of one partition at one time; *begin_offset* is None if unknown."""
 
     topic: str
     partition: int
@@ -49,12 +50,12 @@ def registry_ends(
     Args:
         spark: the session.
         coordinator: ``host:port``, or several of them separated by commas.
-        topics: which; or those that match *pattern* (RE2's syntax); or all.
-        pattern: see *topics*.
-        security: as of `client.connect`.
+        topics: names of the topics; None for those that match *pattern*, or all.
+        pattern: a regular expression in RE2's syntax.
+        security: as for `client.connect`.
 
     Raises:
-        CoordinatorUnavailable: nobody could be reached in time.
+        CoordinatorUnavailable: no coordinator could be reached in time.
 
     """
     addresses = [address.strip() for address in coordinator.split(",")]
@@ -64,7 +65,7 @@ def registry_ends(
 
 
 def registered(described: Iterable[DescribedTopic]) -> list[End]:
-    """Return the ends that the registry knows."""
+    """Return the end offsets in the registry's descriptions of topics."""
     return [
         End(
             topic.topic,
@@ -85,18 +86,18 @@ def kafka_ends(
     topics: Sequence[str] | None = None,
     timeout_s: float = KAFKA_S,
 ) -> "DataFrame":
-    """Return where the partitions of a Kafka cluster begin and end.
+    """Return the begin and end offsets of the partitions of a Kafka cluster.
 
     Args:
         spark: the session.
-        config: what confluent-kafka's clients take, at least ``bootstrap.servers``.
-        topics: which; None for all except Kafka's own.
-        timeout_s: how long each of the two answers may take.
+        config: settings of confluent-kafka's clients, at least ``bootstrap.servers``.
+        topics: names of the topics; None for all except Kafka's internal ones.
+        timeout_s: how long to wait for each answer.
 
     Raises:
         ImportError: confluent-kafka isn't installed.
         confluent_kafka.KafkaException: Kafka refuses, or doesn't answer in time.
-        ValueError: a topic isn't there.
+        ValueError: a topic doesn't exist.
 
     """
     try:
@@ -134,15 +135,15 @@ def kafka_ends(
 def log_ends(
     spark: "SparkSession", options: Mapping[str, str], topics: Sequence[str]
 ) -> "DataFrame":
-    """Return where the partitions of a `PartitionLog` begin and end.
+    """Return the begin and end offsets of the partitions of a `PartitionLog`.
 
     Args:
         spark: the session.
-        options: as for the format ``coordinated``: ``log`` and what that log needs.
-        topics: which.
+        options: as for the format ``coordinated``: ``log`` and the options of that log.
+        topics: names of the topics.
 
     Raises:
-        OptionError: there is no such log.
+        OptionError: the option ``log`` names no log.
         LogError: the log can't be read.
 
     """

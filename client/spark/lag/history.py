@@ -1,11 +1,12 @@
-"""Samples over time, in a folder: what lag in seconds and windows are made from.
+"""Samples over time, in a folder, from which lag in seconds and windows are computed.
 
 ::
 
     <folder>/ends/day=2024-05-01/*.parquet    end offsets of all partitions, per sample
     <folder>/lag/day=2024-05-01/*.parquet     lag per group and topic, per sample
 
-One process keeps samples in a folder at a time; any number read. Old days may be deleted.
+Only one process at a time may write samples to a folder; any number may read. Folders of old days
+may be deleted.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ SAMPLES_SCHEMA: Final = (
     "lag long, lag_max long, worst_topic string, worst_partition int, lag_seconds double, "
     "at_least boolean, expired long, last_commit timestamp, day date"
 )
+# Default age of the oldest end offsets that are read.
 SPAN: Final = timedelta(days=1)
 
 
@@ -43,14 +45,14 @@ class Sample(NamedTuple):
 def read_ends(
     spark: "SparkSession", folder: str | Path, *, since: datetime | None = None
 ) -> "DataFrame":
-    """Return the end offsets that were kept in *folder*; empty if there are none."""
+    """Return the end offsets stored in *folder*; empty if there are none."""
     return _read(spark, Path(folder) / "ends", ENDS_SCHEMA, "sampled_at", since)
 
 
 def read_samples(
     spark: "SparkSession", folder: str | Path, *, since: datetime | None = None
 ) -> "DataFrame":
-    """Return the lag per group and topic that was kept in *folder*; empty if there is none."""
+    """Return the lag per group and topic stored in *folder*; empty if there is none."""
     return _read(spark, Path(folder) / "lag", SAMPLES_SCHEMA, "at", since)
 
 
@@ -63,15 +65,15 @@ def take_sample(
     at: datetime | None = None,
     span: timedelta = SPAN,
 ) -> Sample:
-    """Measure lag at the time *at*; keep nothing.
+    """Measure lag at the time *at*, without storing it.
 
     Args:
         spark: the session.
         offsets: see `partition_lag`.
-        ends: the end offsets of now; one that is younger than the sample counts as of *at*.
-        folder: where earlier end offsets were kept; None for nowhere.
+        ends: the current end offsets; one later than the sample counts as of *at*.
+        folder: the folder with earlier end offsets; None for none.
         at: the time of the sample; None for now.
-        span: how far back to look for the time at which a message came.
+        span: age of the oldest end offsets to read; bounds lag in seconds.
 
     """
     at = datetime.now(UTC) if at is None else at
@@ -92,15 +94,15 @@ def keep_sample(
     at: datetime | None = None,
     span: timedelta = SPAN,
 ) -> Sample:
-    """Measure lag, and keep it and the end offsets in *folder*.
+    """Measure lag, and store it and the end offsets in *folder*.
 
     Args:
         spark: the session.
         offsets: see `partition_lag`.
-        ends: the end offsets of now.
-        folder: where samples are kept, under the same path for the driver and all executors.
+        ends: the current end offsets.
+        folder: the folder for samples, under the same path for the driver and all executors.
         at: the time of the sample; None for now.
-        span: how far back to look for the time at which a message came.
+        span: age of the oldest end offsets to read; bounds lag in seconds.
 
     """
     at = datetime.now(UTC) if at is None else at
@@ -109,7 +111,7 @@ def keep_sample(
         sample = take_sample(spark, offsets, ends, folder, at=at, span=span)
         groups = sample.groups.persist()
         try:
-            # The sample first: it looks at what is kept, which the ends then join.
+            # The sample first: it reads the stored ends, to which the new ends are then added.
             _append(groups, Path(folder) / "lag", F.to_date("at"))
             _append(ends, Path(folder) / "ends", F.to_date("sampled_at"))
         finally:
@@ -129,17 +131,18 @@ def watch(
     then: Callable[[Sample], object] | None = None,
     span: timedelta = SPAN,
 ) -> "StreamingQuery":
-    """Start a query that keeps a sample in *folder* again and again.
+    """Start a query that stores a sample in *folder* at an interval.
 
-    A sample that fails (the coordinator or Kafka is away) ends the query; start it again.
+    If a sample fails (such as when the coordinator or Kafka is down), the query ends; start it
+    again.
 
     Args:
         spark: the session.
-        take: returns offsets and ends of now; called for every sample.
+        take: returns the current offsets and ends; called for every sample.
         folder: see `keep_sample`.
-        every: how often, as Spark's triggers want it.
+        every: the interval, in the form of Spark's triggers, such as "30 seconds".
         checkpoint: the query's checkpoint folder.
-        then: is given each sample, to tell somebody.
+        then: called with each sample, such as to send an alert.
         span: see `keep_sample`.
 
     """
@@ -150,7 +153,7 @@ def watch(
         if then is not None:
             then(taken)
 
-    # A clock: its rows say only that it is time.
+    # The source "rate" serves as a clock; its rows aren't used.
     return (
         spark.readStream.format("rate")
         .load()
@@ -163,9 +166,9 @@ def watch(
 
 
 def _by(at: datetime, ends: "DataFrame") -> "DataFrame":
-    """Return end offsets of which none is younger than *at*, as `partition_lag` leaves those out.
+    """Return *ends* with no ``sampled_at`` later than *at*, as `partition_lag` ignores later ones.
 
-    They are asked for while a sample is taken, and another machine's clock may be ahead of ours.
+    End offsets are read after *at* was set, and the clock of another machine may be ahead of ours.
     """
     now = F.lit(at).cast("timestamp")
     sampled_at = F.least("sampled_at", now) if "sampled_at" in ends.columns else now
@@ -184,7 +187,7 @@ def _read(
         return spark.createDataFrame([], schema).drop("day")
     rows = spark.read.schema(schema).parquet(str(folder.absolute()))
     if since is not None:
-        # Days are of the session's time zone, which is at most a day away from any other.
+        # Days are of the session's time zone, which is at most a day away from any other one.
         first: date = since.date() - timedelta(days=1)
         rows = rows.where((F.col("day") >= F.lit(first)) & (F.col(time) >= F.lit(since)))
     return rows.drop("day")

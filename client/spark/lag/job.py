@@ -1,4 +1,4 @@
-"""``python -m client.spark.lag``: who is behind, once or again and again."""
+"""``python -m client.spark.lag``: prints the lag of groups, once or at an interval."""
 
 import json
 import sys
@@ -20,13 +20,14 @@ from client.spark.lag.history import Sample, keep_sample, read_samples, take_sam
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Exit status if a lag exceeds --max-lag or --max-seconds.
 TOO_FAR_BEHIND: Final = 3
-# Columns that count the partitions of unknown lag, and columns that are sums over the others.
+# Columns with the number of partitions of unknown lag, and columns about those of known lag.
 UNKNOWN: Final = ("unknown", "unknown_max")
 OF_KNOWN: Final = frozenset(
     {"lag", "lag_seconds", "lag_min", "lag_avg", "lag_max", "lag_last", "lag_seconds_max"}
 )
-# The columns of each kind of table.
+# Columns of each kind of table.
 SHOWN: Final = {
     "groups": (
         "group topic lag lag_seconds at_least behind partitions unknown worst_topic "
@@ -44,7 +45,7 @@ SHOWN: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure, and from where."""
+    """Groups and topics to measure, and the sources of their offsets."""
 
     coordinator: str | None
     security: dict[str, str]
@@ -56,12 +57,12 @@ class Wanted:
     log: dict[str, str]
 
     def take(self, spark: "SparkSession") -> tuple["DataFrame", "DataFrame"]:
-        """Return offsets and ends of now."""
+        """Return the current committed offsets and end offsets."""
         return self._offsets(spark), self._ends(spark)
 
     def _offsets(self, spark: "SparkSession") -> "DataFrame":
         if self.offsets is None:
-            # It needs more of Spark.
+            # Imported late, as its import loads more of Spark.
             from client.spark.source.data_source import register  # noqa: PLC0415 - as said.
 
             register(spark)
@@ -70,7 +71,7 @@ class Wanted:
             rows = reader.option("coordinator", self.coordinator).load()
         else:
             rows = spark.read.parquet(self.offsets)
-        # The format asks the coordinator only for these.
+        # The format pushes these filters down to the coordinator.
         if self.groups:
             rows = rows.where(rows["group"].isin(*self.groups))
         if self.topics:
@@ -92,7 +93,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What to print, and when to complain."""
+    """Options of the output, and the limits that fail the command."""
 
     level: str
     top: int
@@ -103,7 +104,7 @@ class Shown:
     max_seconds: float | None
 
     def report(self, sample: Sample) -> bool:
-        """Print the groups that are behind, then those of unknown lag; return if one is too far."""
+        """Print the largest lags, then the unknown ones; return whether one is over a limit."""
         rows = sample.groups if self.level == "groups" else sample.partitions
         rows = rows.persist()
         try:
@@ -115,7 +116,7 @@ class Shown:
             rows.unpersist()
 
     def show(self, rows: "DataFrame", what: str) -> None:
-        """Print rows."""
+        """Print *rows*; *what* is a key of `SHOWN`."""
         names = SHOWN[what].split()
         listed = [row.asDict() for row in rows.select(*names).collect()]
         if self.output == "json":
@@ -134,7 +135,7 @@ class Shown:
 
 
 def _security(path: str | None) -> dict[str, str]:
-    """Return the properties in a file, which have no secrets themselves."""
+    """Return the properties in a file; secrets must be references, as Spark shows properties."""
     if path is None:
         return {}
     try:
@@ -338,7 +339,7 @@ def _settings(option: str, given: Sequence[str]) -> dict[str, str]:
     for one in given:
         name, equals, value = one.partition("=")
         if not equals or not name.strip():
-            # What it is isn't shown: it may be a password.
+            # The message doesn't show the text, which may contain a password.
             raise click.UsageError(f"{option}: each setting must be NAME=VALUE")
         settings[name.strip()] = value.strip()
     return settings
@@ -356,13 +357,13 @@ def _session() -> "SparkSession":
 
 
 class AtLeast(NamedTuple):
-    """A number that is known of some partitions only."""
+    """Lower bound of a number, as some partitions have an unknown lag."""
 
     number: float
 
 
 def _in_part(row: Mapping[str, Any], names: Iterable[str]) -> list[object]:
-    """Return the cells of a row, the sums as `AtLeast` where a partition's lag isn't known."""
+    """Return the cells of a row; numbers are `AtLeast` if the lag of a partition is unknown."""
     is_part = any(row.get(name) for name in UNKNOWN)
     return [
         AtLeast(row[name]) if is_part and name in OF_KNOWN and row[name] is not None else row[name]
@@ -375,7 +376,7 @@ def _text(value: object) -> str:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows under their names, numbers to the right; nothing known is a dash."""
+    """Return *rows* as a text table below *names*, numbers to the right; a dash for None."""
     texts = [[_cell(value) for value in row] for row in rows]
     right = [
         all(row[at] is None or isinstance(row[at], int | float | AtLeast) for row in rows)
