@@ -114,7 +114,7 @@ class Seats:
         return self.taken[member_id] < self._base[member_id]
 
     def free(self, member_id: str) -> bool:
-        """Return whether the member can take one more."""
+        """Return whether the member has a free seat."""
         left = self._base[member_id] - self.taken[member_id]
         return left > 0 or (left == 0 and self._extras > 0)
 

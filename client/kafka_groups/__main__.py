@@ -109,7 +109,7 @@ def parse_settings(text: str, name: str) -> dict[str, str]:
     Empty lines and lines that begin with # are left out. Values are never part of an error.
 
     Raises:
-        ValueError: a line is neither; the message names *name* and the line's number.
+        ValueError: a line is invalid; the message has *name* and the line's number.
 
     """
     settings = {}
@@ -130,7 +130,7 @@ def read_settings(address: str | None, file: Path | None) -> dict[str, str]:
     A file keeps passwords off command lines.
 
     Raises:
-        ValueError: neither says where the cluster is, or the file can't be read.
+        ValueError: no bootstrap servers are given, or the file can't be read.
 
     """
     settings: dict[str, str] = {}

@@ -52,7 +52,7 @@ class KafkaRefused(KafkaGroupError):
     """Some partitions were refused, the others are stored.
 
     Attributes:
-        errors: why, per refused partition.
+        errors: the reason for each refused partition.
 
     """
 
@@ -234,7 +234,7 @@ class KafkaCluster:
     def _error(self, error: Any, what: str) -> KafkaGroupError:
         text = f"Kafka at {self.address}: {what}: {_reason(error)}"
         if error.name() in _PASSING:
-            self._admin.poll(0)  # Calls `_last_error`.
+            self._admin.poll(0)  # Runs the callback `_last_error`.
             return KafkaUnavailable(f"{text}{self._last_error}")
         return KafkaGroupError(text)
 

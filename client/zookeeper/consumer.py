@@ -1,4 +1,4 @@
-"""A member of a group of Kafka 0.8's consumers: the trio side of `client.zookeeper.membership`."""
+"""A member of a group of Kafka 0.8's consumers: runs `client.zookeeper.membership` on trio."""
 
 import logging
 import math
@@ -154,7 +154,7 @@ async def joined(
             await driver.wait_connected()
             yield Consumer(driver)
         except BaseException as exc:  # noqa: BLE001 - raised again below, whatever it is.
-            # The nursery would wrap it into a group, and `except Rebalanced` would miss it.
+            # The nursery would wrap an error into a group, and `except Rebalanced` would miss it.
             failure = exc
         finally:
             driver.leave()

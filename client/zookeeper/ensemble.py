@@ -92,7 +92,7 @@ class Ensemble:
         )
         self._opening = threading.Lock()
         self._client: Any = None
-        self._live = threading.Event()  # Set while it is connected.
+        self._live = threading.Event()  # Set while kazoo is connected.
         self._has_multi_read = True
 
     def __enter__(self) -> Self:
@@ -420,7 +420,7 @@ class _MultiRead(NamedTuple):
         return b"".join(parts) + _RESULT.pack(-1, 1, -1)
 
     def deserialize(self, data: bytes, at: int) -> list[Any]:
-        """Return the results."""
+        """Decode an answer into its results."""
         results: list[Any] = []
         while True:
             operation, is_end, _ = _RESULT.unpack_from(data, at)

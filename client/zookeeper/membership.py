@@ -177,7 +177,7 @@ class Answer(NamedTuple):
 class State(StrEnum):
     """State of a consumer."""
 
-    MEMBER = "member"  # Or on the way there.
+    MEMBER = "member"  # Or about to become one.
     FAILED = "failed"
     LEFT = "left"
 

@@ -1,4 +1,4 @@
-"""Offset calls of a client that stores offsets in ZooKeeper, alone or besides the coordinator."""
+"""Offset calls of a client that stores offsets in ZooKeeper, alone or with the coordinator."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ from protocol.partition import NO_OFFSET, TopicPartition
 
 T = TypeVar("T")
 
-logger = logging.getLogger("client.commits")  # As of `client.member`.
+logger = logging.getLogger("client.commits")  # The same logger as that of `client.member`.
 
 
 def offset_calls(router: Router, storage: OffsetStorage) -> OffsetCalls:
@@ -221,7 +221,9 @@ class DualCalls(_NodeCalls):
             return found
         nodes = await self._nodes.read(group_id, partitions, deadline_s)
         uneven: dict[TopicPartition, OffsetAndMetadata] = {}
-        ahead: dict[TopicPartition, int] = {}  # In ZooKeeper.
+        ahead: dict[
+            TopicPartition, int
+        ] = {}  # Offsets of ZooKeeper that are larger than the coordinator's.
         for tp in found.keys() | nodes.keys():
             there = found[tp].offset if tp in found else NO_OFFSET
             node = nodes.get(tp, NO_OFFSET)

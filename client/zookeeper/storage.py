@@ -22,7 +22,7 @@ from client.zookeeper.settings import (
 
 COORDINATOR: Final = "coordinator"
 ZOOKEEPER: Final = "zookeeper"
-KAFKA: Final = "kafka"  # The coordinator, where that was one of Kafka's brokers.
+KAFKA: Final = "kafka"  # Kafka's value for the coordinator.
 STORAGE_NAME: Final = "offsets.storage"
 DUAL_NAME: Final = "dual.commit.enabled"
 NAMES: Final = (STORAGE_NAME, DUAL_NAME, *ZOOKEEPER_NAMES)

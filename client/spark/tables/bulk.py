@@ -489,7 +489,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     """Check all options and fill in the defaults.
 
     Raises:
-        OptionError: with a message that names the option and what it may be.
+        OptionError: an option is invalid; the message names it and its valid values.
 
     """
     named = TableOptions(options, OPTIONS)

@@ -102,7 +102,7 @@ def parse_options(options: Mapping[str, str]) -> LogOptions:
     """Check all options and fill in the defaults.
 
     Raises:
-        OptionError: with a message that names the option and what it may be.
+        OptionError: an option is invalid; the message names it and its valid values.
 
     """
     named = TableOptions(options, OPTIONS)
@@ -377,7 +377,7 @@ def next_positions(
         elif waiting[number] >= 0:
             following[number] = at + shares.get(number, 0)
         elif rescans:
-            following[number] = BEFORE_SNAPSHOT  # The batch after this one takes the snapshot.
+            following[number] = BEFORE_SNAPSHOT  # The next batch reads the snapshot.
         else:
             raise LogOffsetError(
                 f"the log of offsets partition {number} ends at {ends[number]}, before the "
