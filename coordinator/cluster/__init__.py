@@ -1,5 +1,5 @@
-"""Several nodes over one log, which ZooKeeper keeps: who leads what, and what is in the log.
+"""Several nodes over one log, which ZooKeeper keeps: the leaders of journals, and the log itself.
 
-Pure, as `coordinator.group` is: no I/O, no clock, no randomness. docs/architecture.md says where
-it stands.
+Pure, as `coordinator.group` is: no I/O, no clock, no randomness. docs/architecture.md shows its
+place.
 """

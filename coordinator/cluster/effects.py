@@ -1,4 +1,4 @@
-"""What the machines of this package have done: requests to the engine, and news for the node."""
+"""Effects that the state machines return: requests to the engine, and events for the node."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,16 +10,17 @@ from coordinator.log.format import Batch
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Submit *request*, and hand the answer to `replied`."""
+    """Submit *request*, and pass its reply to `replied`."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAnew:
-    """What the node holds of the journal is not what the log says: forget all of it.
+    """Discard the node's whole state of the journal, which may differ from the log.
 
-    `Followed` brings the rest, from the beginning. A node that has just started gets it, too.
+    `Followed` then delivers the log from its beginning. A node that has just started gets this
+    effect, too.
     """
 
     journal: int
@@ -27,10 +28,10 @@ class LoadAnew:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """There is more of the log. Replay *batches* to their end, then call the node's `took`.
+    """Replay *batches*, the next ones of the log, to their end; then call the node's `took`.
 
-    They are unpacked as they are taken, so others may run between two of them. They may raise
-    LogCorrupt.
+    Batches are unpacked one at a time, so other tasks may run between two of them. The iterator
+    may raise LogCorrupt.
     """
 
     journal: int
@@ -39,9 +40,9 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Leads:
-    """This node leads, and holds all that older leaders wrote: serve, in this epoch.
+    """This node leads, and holds everything that former leaders wrote: serve, in this epoch.
 
-    Nobody loads and nobody rebalances: members get full sessions.
+    No load and no rebalance follows: members get full sessions.
     """
 
     journal: int
@@ -50,7 +51,7 @@ class Leads:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """This node has gone on leading in a new session: answers carry this epoch from here on."""
+    """This node leads on in a new session: answers carry this epoch from now on."""
 
     journal: int
     epoch: int
@@ -58,11 +59,11 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A part of the flush is in the log for ever.
+    """A part of the flush is durable in the log.
 
     Attributes:
-        ends: By partition, up to where.
-        is_last: The flush is over: the next one may be written.
+        ends: By partition, the end offset of the part.
+        is_last: The flush is complete: the next one may be written.
     """
 
     journal: int
@@ -72,7 +73,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """This node led when it was asked for this number, and for all smaller ones."""
+    """This node led when `confirm` returned this number, and all smaller ones."""
 
     journal: int
     number: int
@@ -80,11 +81,11 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """Another leader may have written. Whatever waits is answered, then `LoadAnew` follows.
+    """Another leader may have written: answer all waiting requests; `LoadAnew` follows.
 
-    What waits for an offset up to the one in *unknown* is answered 1000 (it may be in the log or
-    not), and everything else 16 (it surely isn't). What is in the log was told as `Written`. It may
-    come without `Leads`.
+    Answer 1000 to requests that wait for an offset up to the one in *unknown*: their writes may or
+    may not be in the log. Answer 16 to all others: their writes aren't in the log. Writes that are
+    in the log were announced by `Written`. This effect may come without an earlier `Leads`.
     """
 
     journal: int
@@ -95,8 +96,8 @@ class Deposed:
 class HandsOver:
     """The journal is about to be handed over: decide nothing more, answer 16, and call `stopped`.
 
-    What was appended is flushed. Parked requests are answered 16, too, in time; what the node holds
-    stays.
+    Appended batches are still flushed. Parked requests are answered 16, too, in time. The node
+    keeps its state.
     """
 
     journal: int
@@ -104,24 +105,24 @@ class HandsOver:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Another node leads, as was asked for. What the node holds is what the log says; keep it."""
+    """The hand-over is done, another node leads. Keep the state: it equals the log."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLead:
-    """The journal could not be handed over; `Leads` follows, as for one that was taken over."""
+    """The hand-over failed; `Leads` follows, as after a take-over."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """There has been no connection for a while.
+    """The connection has been away for `PAUSE_MS`, or less if the session is shorter.
 
-    Answer new requests 15, let waiting ones wait, and let deadlines stand still, until `Resumed`
-    or `Deposed`.
+    Until `Resumed` or `Deposed`: answer 15 to new requests, let waiting ones wait, and suspend
+    deadlines.
     """
 
     journal: int
@@ -129,9 +130,9 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """No answer has come for longer than the session lives: another node may lead.
+    """The session timeout has passed without an answer: another node may lead.
 
-    As `Paused`, which came before it, but with 16.
+    `Paused` came before. Act as for `Paused`, but answer 16.
     """
 
     journal: int
@@ -139,14 +140,14 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The end of `Paused` and `CutOff`: serve on."""
+    """`Paused` and `CutOff` are over: serve again."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnded:
-    """The snapshot that was begun is installed and the log trimmed, or it never will be.
+    """The begun snapshot is installed and the log trimmed, or the snapshot was given up.
 
     `ReplicatedJournal.snapshot` tells which.
     """
@@ -156,7 +157,7 @@ class SnapshotEnded:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """All shards of a journal have removed what was deleted up to a version of the registry."""
+    """All shards of a journal have removed offsets of topics deleted up to *registry_version*."""
 
     journal: int
     registry_version: int
@@ -164,14 +165,14 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """Somebody is registered who is no node. It counts for nothing."""
+    """A registration under a node id is not one of ours. It is ignored."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Somebody has put a znode among the cluster's own. It counts for nothing."""
+    """A foreign znode lies among the cluster's own. It is ignored."""
 
     path: str
 
@@ -180,7 +181,7 @@ class Stray:
 class Failed:
     """The process must end with *error*.
 
-    It is LogCorrupt if the log ends before what was applied, or is damaged.
+    The error is LogCorrupt if the log is damaged, or ends before the last applied entry.
     """
 
     error: LogError

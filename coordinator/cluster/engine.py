@@ -1,26 +1,27 @@
-"""What is asked of the engine that keeps the log, what comes back, and what it tells unasked.
+"""Requests to the engine that keeps the log, their replies, and the engine's events.
 
-Nothing here knows how the engine is reached. `znodes` says which reads and transactions of
-ZooKeeper each request is, and what their results mean.
+This module is independent of the connection to the engine. `znodes` maps each request to reads
+and transactions of ZooKeeper, and their results to replies.
 
 The contract
 ============
 
-1. Requests are done in the order in which they were submitted, and so are their answers: each
-   request is answered once, in the event loop, and never before `submit` has returned.
-2. A request for which there is no connection is answered LOST at once. None is kept to be sent
-   later, and none is ever sent twice: whoever asked repeats what must be repeated.
-3. A connection that breaks: first every request that is on its way is answered LOST, then
-   `Suspended` is told, then perhaps `Expired`, then `Connected`. What was lost may have been
-   applied, may never be, or may be later, even beside what follows. No answer of a former
-   connection comes behind `Suspended`.
-4. `Connected` with another session means that the former one is not used any more. It may not have
-   ended yet: its ephemeral nodes stay until it has, unless `Expired` was told.
-5. Within a session what is read never goes back. A new session may see less than the former one
-   did, until its first write.
-6. A watch is told once (`Fired`), behind the answer to the request that set it, and ends with the
-   connection. Equal requests share one. It says that something is different, never what; and it is
-   told before the answer to any request that sees more of what happened.
+1. Requests are done and answered in the order of their submission. Each request is answered
+   once, in the event loop, and never before `submit` has returned.
+2. A request without a connection is answered LOST soon after `submit`. The engine keeps no request
+   to send it later, and sends none twice: repeating one is the caller's task.
+3. When a connection breaks, first every request in flight is answered LOST, then `Suspended` is
+   announced, then perhaps `Expired`, then `Connected`. A lost request may have been applied, may
+   never be, or may be later, even concurrently with later requests. No answer of a former
+   connection comes after `Suspended`.
+4. `Connected` with another session means that the former one is not used any more. The former
+   session may not have ended yet: its ephemeral nodes stay until then, unless `Expired` was
+   announced.
+5. Within a session reads never go back in time. A new session may read an older state than the
+   former one did, until its first write.
+6. A watch is announced once (`Fired`), after the answer to the request that set it, and ends with
+   the connection. Equal requests share one watch. `Fired` says that something changed, never what;
+   it comes before the answer to any request that reads a later state.
 """
 
 from collections.abc import Callable
@@ -28,38 +29,38 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
-# Of one transaction, with its paths; what the engine takes by itself is twice of it.
+# Limit of one transaction in bytes, with its paths: half of what the engine accepts by default.
 TRANSACTION_BYTES_MAX: Final = 512 * 1024
-# So many entries a `Trim` removes at most, and a `ReadEntries` asks for.
+# Entries per `Trim`, entries per `ReadEntries`, and chunks per `ReadChunks`, at most.
 TRIM_ENTRIES_MAX: Final = 128
 READ_ENTRIES_MAX: Final = 64
 READ_CHUNKS_MAX: Final = 8
 
 
 class Code(Enum):
-    """What became of a request."""
+    """Outcome of a request. Only OK means applied; LOST may have been."""
 
-    OK = auto()  # Done, as asked.
-    EXISTS = auto()  # What was to be made is there already. Not applied.
-    MISSING = auto()  # What was to be read, changed or removed isn't there. Not applied.
-    FENCED = auto()  # The version of `leader` is another one. Not applied.
-    CONFLICT = auto()  # The version of what was to be replaced is another one. Not applied.
-    GAP = auto()  # The entry before the one to be appended isn't there. Not applied.
-    GONE = auto()  # A znode isn't there that every cluster has; `value` names it. Not applied.
-    REFUSED = auto()  # Anything else that is surely not applied; `value` says what, in words.
-    LOST = auto()  # Nobody knows. What only reads is asked again.
+    OK = auto()  # Done.
+    EXISTS = auto()  # The znode to create exists already.
+    MISSING = auto()  # The znode to read, change or remove doesn't exist.
+    FENCED = auto()  # The znode `leader` has another version.
+    CONFLICT = auto()  # The znode to replace has another version.
+    GAP = auto()  # The entry before the first appended one doesn't exist.
+    GONE = auto()  # A znode that every cluster has doesn't exist; `value` is its path.
+    REFUSED = auto()  # Any other failure that is certain; `value` is the reason, in words.
+    LOST = auto()  # Unknown outcome. Requests that only read are repeated.
 
 
 class Reply(NamedTuple):
     """The answer to a request.
 
     Attributes:
-        value: What was read; see the request. A str if it was GONE or REFUSED.
-        version: Of the one znode that was read or replaced.
-        owner: The session that an ephemeral node belongs to, else 0.
-        changed_ms: When it was last replaced, by the engine's wall clock, to be shown; -1 if not
-            known.
-        stray: A znode among those that were listed, "" if none, that is no part of a cluster.
+        value: Content that was read; see the request. A str if the code is GONE or REFUSED.
+        version: Version of the znode, if the request reads a single one.
+        owner: Session that owns an ephemeral node, else 0.
+        changed_ms: Time of the znode's last change by the engine's wall clock, for display; -1 if
+            not known.
+        stray: Path of a listed znode that is no part of a cluster; "" if none.
     """
 
     code: Code
@@ -70,23 +71,24 @@ class Reply(NamedTuple):
     stray: str = ""
 
 
-# --- What stands in the znodes -------------------------------------------------------------
+# --- Contents of the znodes ----------------------------------------------------------------
 
-# Leads where nobody does, as in Kafka. No session has the number 0: whoever comes first claims.
+# Node id of the leader where no node leads, as in Kafka. Such a `Leader` has session 0, which no
+# node has: so the first node to come claims.
 NO_LEADER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a journal. The version of its znode is the fence.
+    """Leadership of a journal. The version of its znode is the fence.
 
     Attributes:
-        epoch: Raised with every claim, renewal and hand-over.
-        run: The life of the process, random; renewals keep it.
-        session: Its session. Once that has ended, anyone may claim.
-        claim: Of this one try to lead, random: what tells after a lost answer whose try it was.
-        is_frozen: Nobody leads, and nobody may claim: the cluster is being exported.
-        is_moved: An operator wants it there: of what a node has too much of, this goes last.
+        epoch: Leader epoch, raised by every claim, renewal and hand-over.
+        run: Random id of the node's process; renewals keep it.
+        session: Session of the node. Once the session has ended, any node may claim.
+        claim: Random id of this one attempt to lead: identifies the attempt if its answer is lost.
+        is_frozen: No node leads or may claim: the cluster is exported.
+        is_moved: An operator moved the journal to this node, so balancing moves it away last.
     """
 
     epoch: int
@@ -100,16 +102,15 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A node that is there.
+    """A registered node.
 
     Attributes:
-        endpoints: Where clients reach it, as `name://host:port` of each listener, the first one
-            first.
-        timestamp_ms: Wall clock, at which it was registered.
-        run: The life of the process, random.
-        formats: The lowest and the highest format of the log that it reads.
-        is_ready: It follows every journal, so it may lead any.
-        is_stopping: It is about to end, and won't be ready any more.
+        endpoints: Addresses for clients, as `name://host:port` of each listener, in their order.
+        timestamp_ms: Wall-clock time of the registration.
+        run: Random id of the process.
+        formats: The lowest and the highest log format that the node reads.
+        is_ready: The node follows every journal, so it may lead any.
+        is_stopping: The node is about to end, and won't be ready any more.
     """
 
     node: int
@@ -122,7 +123,7 @@ class Registration:
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """The host and the port of each listener."""
+        """Host and port of each listener."""
         return tuple(map(_host_and_port, self.endpoints))
 
 
@@ -133,14 +134,14 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the log of a journal comes to, up to an index.
+    """Log snapshot: the live contents of a journal's log up to an index.
 
     Attributes:
-        index: The last entry that is in it.
-        name: Of its chunks, random; "" for the one that a journal is made with, which is empty.
-        chunks: How many there are.
-        size_bytes: Of all chunks together.
-        crc32: Of all chunks together, one after the other.
+        index: Index of the last entry in it.
+        name: Random name of its chunks; "" for a new journal's first snapshot, which is empty.
+        chunks: Number of chunks.
+        size_bytes: Total size of the chunks.
+        crc32: Checksum of all chunks, concatenated.
         ends: By partition, the end offset as of *index*.
         compacted_below: By partition, the offset below which tombstones may be missing.
     """
@@ -159,7 +160,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReadCluster:
-    """Read which cluster it is, and watch that. `value`: its id."""
+    """Read the cluster id, and watch it. `value`: the id."""
 
 
 # --- Nodes ---------------------------------------------------------------------------------
@@ -167,31 +168,31 @@ class ReadCluster:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make this session's ephemeral node. OK, EXISTS; `ReadNode` tells whose it is then."""
+    """Create this session's ephemeral node. OK; EXISTS: `ReadNode` returns its owner."""
 
     registration: Registration
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Replace what this session has registered. MISSING: the session has ended since."""
+    """Replace this session's registration. OK; MISSING: the session has ended."""
 
     registration: Registration
 
 
 @dataclass(frozen=True, slots=True)
 class ListNodes:
-    """Read which nodes are registered, and watch for others. `value`: tuple of node ids."""
+    """List the registered nodes, and watch the list. `value`: tuple of node ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadNode:
     """Read one registration, and watch it. `value`: `Registration`, with its `owner`. MISSING.
 
-    The value is None if somebody else has registered, such as a broker of Kafka.
+    The value is None if the registration is not one of ours, such as that of a broker of Kafka.
 
     Attributes:
-        journal: Which of the journals asks, before it claims; -1 for the node that they are of.
+        journal: The journal that sends the request before it claims; -1 for the node itself.
     """
 
     node: int
@@ -203,7 +204,7 @@ class ReadNode:
 
 @dataclass(frozen=True, slots=True)
 class ReadLeader:
-    """Read who leads, and watch it. `value`: `Leader`, None if there never was one; `version`."""
+    """Read the leader, and watch it. `value`: `Leader`, None if there never was one; `version`."""
 
     journal: int
 
@@ -212,12 +213,12 @@ class ReadLeader:
 class SetLeader:
     """Claim, renew, or hand over: replace `leader`, if its version is *version*. OK, FENCED.
 
-    Then its version is *version* + 1. In the same transaction the states of the journal's
-    partitions are set, for people and tools.
+    The new version is *version* + 1. The same transaction sets the states of the journal's
+    partitions, for people and tools.
 
     Attributes:
-        partitions: Those of the journal.
-        in_sync: The ready nodes.
+        partitions: Partitions of the journal.
+        in_sync: Ready nodes.
     """
 
     journal: int
@@ -232,13 +233,13 @@ class SetLeader:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append entries at *index* and behind it. OK, FENCED, EXISTS, GAP.
+    """Append entries from *index* on. OK, FENCED, EXISTS, GAP.
 
-    In one transaction: check the version of `leader`, check that the entry before is there, make
-    these. A repeated try is the same request, whatever its version.
+    One transaction checks the version of `leader`, checks that the entry before *index* exists,
+    and creates the entries. A repeated attempt is the same request, whatever its version.
 
     Attributes:
-        entries: As `entries.encode` makes them.
+        entries: Entries as `entries.encode` returns them.
     """
 
     journal: int
@@ -249,7 +250,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Check the version of `leader`, by a transaction that does nothing else. OK, FENCED."""
+    """Check the version of `leader`, in a transaction of its own. OK, FENCED."""
 
     journal: int
     version: int
@@ -257,9 +258,10 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class ReadEntries:
-    """Read entries from *index* on. `value`: tuple of bytes, up to the first that isn't there.
+    """Read entries from *index* on. `value`: tuple of bytes, up to the first missing entry.
 
-    So it is OK with an empty tuple if the first isn't: not written yet, not seen yet, or trimmed.
+    The code is OK with an empty tuple if entry *index* is missing: not written, not visible to
+    this server yet, or trimmed.
     """
 
     journal: int
@@ -269,7 +271,7 @@ class ReadEntries:
 
 @dataclass(frozen=True, slots=True)
 class WatchEntry:
-    """Watch for the entry *index*. OK: it is there already, and no watch is set. MISSING: it is."""
+    """Watch for the entry *index*. OK: it exists, and no watch is set. MISSING: a watch is set."""
 
     journal: int
     index: int
@@ -277,9 +279,9 @@ class WatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListLog:
-    """Read which entries there are in the directory of *index*. `value`: sorted tuple of indexes.
+    """List the entries in the directory of *index*. `value`: sorted tuple of indexes. MISSING.
 
-    With *index* None: `value` is the lowest index that each directory may have, sorted.
+    With *index* None: `value` is the lowest possible index of each directory, sorted.
     """
 
     journal: int
@@ -288,11 +290,11 @@ class ListLog:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Remove the entries *first* to *last*, fenced. OK, FENCED; MISSING: a lost try did it.
+    """Remove the entries *first* to *last*, fenced. OK, FENCED; MISSING: a lost attempt did it.
 
     Attributes:
-        last: It is below the newest entry, which must stay.
-        has_stray: Something else lies in their directory: that stays, too.
+        last: Index below the newest entry, which must stay.
+        has_stray: The directory has a foreign znode, too, so the directory stays.
     """
 
     journal: int
@@ -307,16 +309,16 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
-    """Read what the newest snapshot is, and watch it. `value`: `Snapshot`; `version`."""
+    """Read the newest snapshot's description, and watch it. `value`: `Snapshot`; `version`."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChunks:
-    """Read chunks of a snapshot. `value`: tuple of bytes, up to the first that isn't there.
+    """Read chunks of a snapshot. `value`: tuple of bytes, up to the first missing chunk.
 
-    There is a newer snapshot if one is missing that should be there.
+    A missing chunk below the snapshot's number of chunks means that a newer snapshot was installed.
     """
 
     journal: int
@@ -327,9 +329,9 @@ class ReadChunks:
 
 @dataclass(frozen=True, slots=True)
 class WriteChunk:
-    """Write one chunk of a snapshot that nobody knows yet; the first one makes its room.
+    """Write one chunk of a snapshot that isn't installed; chunk 0 creates the parent, too.
 
-    EXISTS: an earlier try, as the name is random.
+    OK; EXISTS: an earlier attempt wrote it, as the name is random.
     """
 
     journal: int
@@ -345,7 +347,7 @@ class Install:
     MISSING: its chunks are gone.
 
     Attributes:
-        snapshot_version: Of the one that it replaces, as `ReadSnapshot` told.
+        snapshot_version: Version of the replaced snapshot, as `ReadSnapshot` returned it.
     """
 
     journal: int
@@ -356,14 +358,14 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class ListSnapshots:
-    """Read for which snapshots there are chunks. `value`: tuple of names."""
+    """List the snapshots that have chunks. `value`: tuple of names."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class ListChunks:
-    """Read which chunks there are of a snapshot. `value`: sorted tuple of numbers. MISSING."""
+    """List the chunks of a snapshot. `value`: sorted tuple of numbers. MISSING."""
 
     journal: int
     name: str
@@ -371,10 +373,10 @@ class ListChunks:
 
 @dataclass(frozen=True, slots=True)
 class RemoveChunks:
-    """Remove chunks of an older snapshot, fenced. OK, FENCED; MISSING: a lost try did it.
+    """Remove chunks of an older snapshot, fenced. OK, FENCED; MISSING: a lost attempt did it.
 
     Attributes:
-        is_last: Nothing at all is left then: remove its room, too.
+        is_last: No chunk is left then: remove their parent, too.
     """
 
     journal: int
@@ -389,14 +391,14 @@ class RemoveChunks:
 
 @dataclass(frozen=True, slots=True)
 class ReadPurged:
-    """Read up to which registry version a journal has removed offsets, and watch it. An int."""
+    """Read the registry version up to which a journal has removed offsets; watch it. An int."""
 
     journal: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetPurged:
-    """Replace that, fenced. OK, FENCED."""
+    """Set the version that `ReadPurged` reads, fenced. OK, FENCED."""
 
     journal: int
     version: int
@@ -429,22 +431,22 @@ Request = (
 )
 
 
-# --- What the engine tells -----------------------------------------------------------------
+# --- Events of the engine ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """There is a connection. *session* is the former one, or a new one; never 0."""
+    """A connection is up. *session* is the former one, or a new one; never 0."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The connection broke. The session lives on for its timeout, as far as anyone knows.
+    """The connection broke. The session may live on for its timeout.
 
     Attributes:
-        silent_ms: For how long nothing had come from the ensemble.
+        silent_ms: Time since the last data from the ensemble.
     """
 
     silent_ms: int = 0
@@ -452,12 +454,12 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The session has ended, by the engine's own word, and its ephemeral nodes with it."""
+    """The engine has ended the session, and its ephemeral nodes with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What *request* has set a watch on is different now, perhaps."""
+    """The watch set by *request* fired: its content may have changed."""
 
     request: Request
 
@@ -466,10 +468,10 @@ Event = Connected | Suspended | Expired | Fired
 
 
 class Engine(Protocol):
-    """A session with what keeps the log. Its events go to whom it was made with."""
+    """A session with the store of the log. Events go to the callback given on construction."""
 
     def submit(self, request: Request, done: Callable[[Reply], None]) -> None:
-        """Have *request* done, and *done* called with the answer."""
+        """Submit *request*; *done* is called with the reply."""
 
     async def run(self) -> None:
-        """Keep a session, until cancelled; nothing is told before."""
+        """Keep a session until cancelled; no event comes before `run` starts."""

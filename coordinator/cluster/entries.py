@@ -1,15 +1,15 @@
-"""The bytes of the log in ZooKeeper: what one znode of it holds. No I/O.
+"""Format of the log in ZooKeeper: the bytes of one entry, which is one znode. No I/O.
 
 An entry is
 
     u8 format | u8 codec | u16 part | u16 parts | u32 epoch | 16 bytes claim | u64 index
-    | u32 crc32 of all that and the body | body
+    | u32 crc32 of the header and the body | body
 
-big-endian. The body is batches as `coordinator.log.format` has them, back to back, with flush_start
-and check 0: nobody searches behind damage here, and nothing is torn. They are one *unit*: what is
-too large for one znode lies in several, in a row, and its body is cut anywhere. A unit counts once
-its last part is there. A leader that ended before has left a beginning: what follows then is of
-another claim, and drops it.
+big-endian. The body is batches in the format of `coordinator.log.format`, back to back, with
+flush_start and check 0: a znode is never torn, and no reader searches behind damage. The batches
+are one *unit*. A unit too large for one znode is split over consecutive entries, cut anywhere. A
+unit counts once its last part is there. If a leader ended before that, the next entry has another
+claim, and readers discard the incomplete unit.
 """
 
 import struct
@@ -20,20 +20,22 @@ from typing import Final, NamedTuple
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import Batch, RawBatch, batch_at, parts_of
 
-# The lowest and the highest that this release reads, and writes. A leader writes one that all nodes
-# read, so a release that adds one runs beside the one before. In format 2 a body may have
-# entries of type 1013: ends that were reported again.
+# Lowest and highest format that this release reads and writes. A leader writes a format that all
+# nodes read, so a release that adds one runs beside the one before. In format 2 a body may have
+# entries of type 1013: end offsets that were reported again.
 FORMATS: Final = (1, 2)
-# ZooKeeper keeps its latest 500 requests in memory, three times on its leader: so none is large.
+# Size limit of an entry in bytes. Small, as ZooKeeper keeps its latest 500 requests in memory,
+# three times on its leader.
 ENTRY_BYTES_MAX: Final = 64 * 1024
-# A unit of no more than this fits into one transaction, with its paths, compressed or not.
+# Size limit of a unit in bytes, unless one batch alone is larger. A unit of this size fits into one
+# transaction, with its paths, compressed or not.
 UNIT_BYTES: Final = 384 * 1024
-# So many bytes of a unit go into one transaction, if it has more.
+# Entries of one unit per transaction, at most.
 PIECE_ENTRIES: Final = 7
 
 _PLAIN: Final = 0
 _ZLIB: Final = 1
-# Below this, compressing saves less than it costs.
+# Size in bytes below which compression costs more than it saves.
 _ZLIB_FROM_BYTES: Final = 512
 _ZLIB_LEVEL: Final = 1
 _HEADER: Final = struct.Struct(">BBHHI16sQ")
@@ -43,12 +45,12 @@ _BODY_BYTES_MAX: Final = ENTRY_BYTES_MAX - _BODY_AT
 
 
 class Part(NamedTuple):
-    """An entry whose checksum is right.
+    """An entry whose checksum is right: one part of a unit.
 
     Attributes:
-        codec: How the bodies of all parts, joined, are packed.
-        claim: As in `Leader`, of who wrote it.
-        body: Its share of the unit.
+        codec: Compression of the unit, which is the joined bodies of all parts.
+        claim: `Leader.claim` of the leader that wrote the entry.
+        body: Bytes of the unit in this part.
     """
 
     codec: int
@@ -63,7 +65,7 @@ class Part(NamedTuple):
 def encode(
     batches: bytes, epoch: int, claim: str, index: int, number: int = FORMATS[0]
 ) -> tuple[bytes, ...]:
-    """Return the entries of one unit in the format *number*, the first one for *index*."""
+    """Return the entries of one unit in the format *number*; *index* is that of the first one."""
     codec, body = _PLAIN, batches
     if len(batches) >= _ZLIB_FROM_BYTES:
         packed = zlib.compress(batches, _ZLIB_LEVEL)
@@ -79,11 +81,11 @@ def encode(
 
 
 def decode(data: bytes, index: int) -> Part:
-    """Return what the entry *index* holds.
+    """Decode the entry *index*.
 
     Raises:
         LogIncompatible: A newer release wrote it.
-        LogCorrupt: It is no such entry.
+        LogCorrupt: The bytes are no valid entry with this index.
     """
     if not data:
         raise LogCorrupt(f"entry {index} is empty")
@@ -105,10 +107,10 @@ def decode(data: bytes, index: int) -> Part:
 
 
 class Joiner:
-    """Joins the parts of units, as they come.
+    """Joins the parts of units, in the order of the log.
 
     Attributes:
-        begun: The parts so far of a unit that is not whole.
+        begun: Parts so far of a unit that is not whole.
     """
 
     def __init__(self) -> None:
@@ -116,10 +118,10 @@ class Joiner:
         self._epoch = 0
 
     def take(self, index: int, part: Part) -> bytes | None:
-        """Return the batches of the unit that *part* makes whole, or None.
+        """Return the packed batches of the unit if *part* completes it, else None.
 
         Raises:
-            LogCorrupt: It can't follow what came before it.
+            LogCorrupt: The part can't follow the one before it, or can't be decompressed.
         """
         begun = self.begun
         if part.epoch < self._epoch:
@@ -144,7 +146,7 @@ class Joiner:
 
 
 def raw_batches(data: bytes) -> Iterator[RawBatch]:
-    """Yield where the batches of *data* lie, which are back to back. Raises LogCorrupt."""
+    """Yield the raw batches of *data*, which lie back to back. Raises LogCorrupt."""
     at = 0
     while at < len(data):
         raw = batch_at(data, at)
@@ -155,15 +157,15 @@ def raw_batches(data: bytes) -> Iterator[RawBatch]:
 
 
 def batches_in(data: bytes, ends: dict[int, int], *, has_gaps: bool) -> Iterator[Batch]:
-    """Yield the batches of *data*, the large ones in parts.
+    """Yield the decoded batches of *data*, large ones in parts.
 
     Args:
         data: Whole batches, back to back.
-        ends: Partition -> end offset; moves along with what is yielded.
-        has_gaps: A compaction may have taken some.
+        ends: Partition -> end offset; updated before each yield.
+        has_gaps: A compaction may have removed some entries.
 
     Raises:
-        LogCorrupt: They are not as they are written.
+        LogCorrupt: A batch is damaged, or begins at the wrong offset.
     """
     for raw in raw_batches(data):
         known = ends.get(raw.partition, 0)

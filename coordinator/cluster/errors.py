@@ -1,4 +1,4 @@
-"""Why a cluster's log can't be opened. Each names the exit status of the process."""
+"""Errors of a cluster's log. Each has the exit status of the process."""
 
 from typing import Final
 
@@ -8,14 +8,14 @@ EXIT_BUG: Final = 70
 
 
 class ClusterRefused(LogRefused):
-    """The ensemble, or what stands in it, can't be used as it is. Nothing in it was changed."""
+    """The ensemble, or its content, can't be used as it is. Nothing in it was changed."""
 
 
 class ClusterGone(LogCorrupt):
-    """ZooKeeper has lost what nodes have acknowledged, or they reach another place than before."""
+    """ZooKeeper has lost acknowledged data, or nodes reach another ensemble or chroot."""
 
     def __init__(self, what: str) -> None:
-        """Say it in words; *what* was found in place of the data."""
+        """Build the message; *what* was found in place of the data."""
         super().__init__(
             f"the cluster's data is gone from ZooKeeper: {what}. Stop all nodes and restore "
             "ZooKeeper, or correct cluster.zookeeper. Make a new, empty cluster by "
@@ -30,6 +30,6 @@ class EnsembleUnreachable(LogError):
 
 
 class LogBroken(LogError):
-    """The log is not as this code leaves it: a bug, here or in what keeps it."""
+    """The log is in a state that this code never writes: a bug, here or in ZooKeeper."""
 
     exit_status = EXIT_BUG

@@ -1,4 +1,4 @@
-"""What is fixed when a cluster is made: how many partitions, and in which journal each lies."""
+"""Fixed layout of a cluster: the number of partitions, and the journal of each."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ from coordinator.log.format import NODE_PARTITION
 
 
 class Layout(NamedTuple):
-    """How many offsets partitions a cluster has, and how many journals they share."""
+    """Number of offsets partitions of a cluster, and number of journals that they share."""
 
     num_partitions: int
     journals: int
 
     def journal_of(self, partition: int) -> int:
-        """Return in which journal a partition lies; the node's own in 0."""
+        """Return the journal of a partition; `NODE_PARTITION` lies in journal 0."""
         return 0 if partition == NODE_PARTITION else partition % self.journals
 
     def partitions_of(self, journal: int) -> tuple[int, ...]:
-        """Return the offsets partitions in a journal."""
+        """Return the offsets partitions of a journal, without `NODE_PARTITION`."""
         return tuple(range(journal, self.num_partitions, self.journals))

@@ -1,9 +1,9 @@
-"""Makes a cluster of what one node's data folder holds.
+"""Makes a cluster from the data folder of a single node.
 
-The folder is compacted, and each journal begins with a snapshot of its share of it: offsets,
-generations and positions in the streams of changes stay what they are. The folder is marked, so
-that nobody serves it beside the cluster, and then `/cluster/id`, with the folder's own id, makes
-it one. Interrupted before that it begins anew, in ZooKeeper from nothing.
+The folder is compacted, and each journal begins with a snapshot of its part of the folder:
+offsets, generations and positions in the streams of changes don't change. The folder is marked, so
+that no node serves it beside the cluster. Last, `/cluster/id`, with the folder's own id, makes the
+cluster valid. A move interrupted before that begins again, and first removes its znodes.
 """
 
 import json
@@ -35,17 +35,17 @@ from coordinator.log.state_files import MOVED_NAME, write_whole
 
 
 class Moved(NamedTuple):
-    """What a folder came to in ZooKeeper: bytes of all snapshots together."""
+    """Result of a move: the cluster id, and the total size of all snapshots in bytes."""
 
     cluster_id: str
     size_bytes: int
 
 
 def was_moved(place: Place, directory: Directory, cluster_id: str) -> bool:
-    """Return whether the folder is the cluster that is there.
+    """Return whether the folder was moved into the cluster at *place*.
 
     Raises:
-        ClusterRefused: There is another cluster, or one that is served beside the folder.
+        ClusterRefused: *place* holds another cluster, or the folder has no mark of the move.
     """
     there = place.cluster_id()
     if there is None:
@@ -56,9 +56,9 @@ def was_moved(place: Place, directory: Directory, cluster_id: str) -> bool:
 
 
 def may_begin(place: Place, directory: Directory, cluster_id: str) -> bool:
-    """Return whether the folder is still to be moved; False if that was done before.
+    """Return whether the folder is still to be moved; False if it was moved before.
 
-    The mark of a move that was interrupted is taken away.
+    The mark of an interrupted move is removed.
 
     Raises:
         ClusterRefused: As `was_moved`.
@@ -82,27 +82,29 @@ def move_in(
     state_max_bytes: int,
     new_id: Callable[[], str],
 ) -> Moved:
-    """Move the log of *journal*, which this process alone has open, into a new cluster.
+    """Move the log of *journal*, which only this process has open, into a new cluster.
 
     Args:
-        journal: Of the folder, just opened; the caller closes it.
-        visit: In the chroot.
-        place: What is there: no cluster.
-        journals: How many the cluster has.
-        drop_before_ms: Tombstones of an older timestamp are dropped.
-        segment_bytes: About how large a segment of the folder is.
-        state_max_bytes: So much all snapshots may take.
-        new_id: Makes random ids of 32 hex digits.
+        journal: Journal of the folder, just opened; the caller closes it.
+        visit: Session in the chroot.
+        place: The chroot, which holds no cluster.
+        journals: Number of journals of the cluster.
+        drop_before_ms: Tombstones with an older timestamp are dropped.
+        segment_bytes: Approximate size of a segment of the folder.
+        state_max_bytes: Limit for the total size of all snapshots.
+        new_id: Returns random ids of 32 hex digits.
 
     Raises:
-        ClusterRefused: It doesn't fit, or somebody else has made a cluster there meanwhile.
-        EnsembleUnreachable: The connection broke: begin anew.
+        ClusterRefused: The snapshots are too large, or another process has made a cluster at
+            *place* in the meantime.
+        EnsembleUnreachable: The connection broke: begin again.
         LogCorrupt: The folder is damaged.
         LogFailed: The disk failed.
     """
     meta = journal.meta
     compact_stopped(journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms)
-    # Users who are none see their salts for ever: one that changes gives them away.
+    # Keep the secret: salts for unknown users are derived from it, and a salt that changes would
+    # show that its user doesn't exist.
     layout = Layout(meta.num_partitions, journals)
     version = place.begin_anew(layout, journal.key.secret)
     size_bytes = 0
@@ -125,7 +127,7 @@ def move_in(
 
 
 def _write(journal: Journal, visit: Visit, layout: Layout, number: int, name: str) -> Snapshot:
-    """Write what lies in journal *number*."""
+    """Write the snapshot of journal *number*."""
     try:
         written = visit.run(write_chunks(number, name, _batches(journal, layout, number)))
     except LogFailed as exc:
@@ -138,7 +140,7 @@ def _write(journal: Journal, visit: Visit, layout: Layout, number: int, name: st
 
 
 def _batches(journal: Journal, layout: Layout, number: int) -> Iterator[bytes]:
-    """Yield the batches of a journal as a cluster keeps them: not found by where they were."""
+    """Yield the batches of a journal as a cluster stores them: with flush_start and check 0."""
     # Just compacted: there is nothing in the newest segment.
     for segment in journal.manifest.segments[:-1]:
         for raw, packed in batches_of(journal.directory, segment, layout.num_partitions):

@@ -1,12 +1,12 @@
-"""Makes a data folder of what a cluster has: the way back to one node.
+"""Makes a data folder from a cluster: the way back to a single node.
 
-First every journal is frozen, in the znode `leader`: whoever led it is fenced, and nobody claims
-it. What is read in that session after that is all there will ever be. The folder has one log of
-it, as a compaction would have left it: offsets, generations and positions in the streams of changes
-stay what they are, and its epoch is higher than that of any leader.
+First every journal is frozen, in the znode `leader`: its leader is fenced, and no node claims it.
+Reads in the same session after that return the journals' final contents. The folder gets them as
+one log, in the state after a compaction: offsets, generations and positions in the streams of
+changes don't change, and the folder's epoch is higher than that of any leader.
 
-`thaw` undoes the first step: there is a leader again. Nothing here knows whether the folder was
-served meanwhile, so who asks for it has to.
+`thaw` undoes the freezing, so that nodes can lead again. It can't know whether the folder was
+served since; making sure that it wasn't is the caller's task.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from coordinator.log.state_files import Meta
 
 
 class MovedOut(NamedTuple):
-    """What was written: so many bytes of batches, and the epoch of the folder."""
+    """Result of an export: the size of the written batches in bytes, and the folder's epoch."""
 
     cluster_id: str
     size_bytes: int
@@ -43,21 +43,21 @@ def move_out(
     segment_bytes: int,
     new_id: Callable[[], str],
 ) -> MovedOut:
-    """Freeze a cluster, and write what it has into an empty folder.
+    """Freeze a cluster, and write its contents into an empty folder.
 
-    Interrupted, it is done again: the cluster stays frozen.
+    An interrupted export can be repeated: the cluster stays frozen.
 
     Args:
-        visit: In the chroot.
-        place: What is there.
-        directory: The folder; this process alone has it.
-        layout: Of the cluster.
-        node_id: Of the node that will serve the folder.
-        segment_bytes: About how large a segment is.
-        new_id: Makes random ids of 32 hex digits.
+        visit: Session in the chroot.
+        place: The chroot.
+        directory: The folder, which only this process has open.
+        layout: Layout of the cluster.
+        node_id: Id of the node that will serve the folder.
+        segment_bytes: Approximate size of a segment.
+        new_id: Returns random ids of 32 hex digits.
 
     Raises:
-        ClusterRefused: There is no such cluster, or it can't be changed.
+        ClusterRefused: There is no cluster with this layout, or it can't be written.
         EnsembleUnreachable: The connection broke.
         LogRefused: The folder isn't empty. Nothing was changed.
         LogCorrupt: A journal is damaged.
@@ -83,12 +83,12 @@ def move_out(
 
 
 def thaw(visit: Visit, place: Place, *, layout: Layout, new_id: Callable[[], str]) -> None:
-    """Let a frozen cluster be led again, by whoever claims it.
+    """Unfreeze a cluster, so that nodes can claim its journals again.
 
-    Interrupted, it is done again: what isn't frozen stays as it is.
+    An interrupted call can be repeated: journals that aren't frozen don't change.
 
     Raises:
-        ClusterRefused: It can't be changed.
+        ClusterRefused: The cluster can't be written.
         EnsembleUnreachable: The connection broke.
     """
     for number in range(layout.journals):
@@ -98,7 +98,7 @@ def thaw(visit: Visit, place: Place, *, layout: Layout, new_id: Callable[[], str
 def _set_frozen(
     visit: Visit, place: Place, layout: Layout, number: int, claim: str, *, is_frozen: bool
 ) -> int:
-    """Have nobody lead a journal any more, or let it be led; return its epoch from then on."""
+    """Freeze a journal, or unfreeze it; return its new epoch."""
     while True:
         read = visit.ask(ReadLeader(number))
         if read.code is not Code.OK:
@@ -121,7 +121,7 @@ def _refused(reply: Reply, place: Place) -> LogError:
 
 
 def _write(visit: Visit, journals: Iterable[int], key: FlushKey, folder: NewFolder) -> int:
-    """Write all journals, one after the other; return how many bytes of batches that is."""
+    """Write all journals, one after the other; return the size of the batches in bytes."""
     ends: dict[int, int] = {}
     below: dict[int, int] = {}
     size_bytes = 0

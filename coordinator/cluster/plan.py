@@ -1,6 +1,6 @@
-"""Which node is to lead which journal. Pure: every node works it out from what it sees.
+"""Plan of leaders: the node that should lead each journal. Pure: every node computes it.
 
-There is no controller, and nothing is safe because of this: two nodes that see different things
+There is no controller, and safety doesn't depend on the plan: two nodes that see different states
 may both claim, and the fence lets one through.
 """
 
@@ -13,15 +13,15 @@ def plan(
     leaders: Mapping[int, int | None],
     moved: Collection[int] = frozenset(),
 ) -> dict[int, int]:
-    """Return by journal the node that is to lead it; nothing if there is none that may.
+    """Return the planned leader of each journal; empty if there are no *nodes*.
 
-    Everyone gets the same number, or one less. Leaders that are there keep what they have; what
-    nobody leads, and what someone has too much of, goes to who has least.
+    All nodes get the same number of journals, or one less. Present leaders keep their journals;
+    journals without a leader, and those that a node has in excess, go to the node with the fewest.
 
     Args:
-        nodes: Those that are ready.
-        leaders: By journal who leads it, None if nobody who is there does.
-        moved: Journals that lie where an operator wants them: who has too much keeps these first.
+        nodes: Ready nodes.
+        leaders: By journal its leader, None if no registered node leads it.
+        moved: Journals that an operator has placed; a node with too many keeps these first.
     """
     if not nodes:
         return {}
@@ -32,7 +32,7 @@ def plan(
         if leader in had:
             had[leader].append(journal)
     least, larger = divmod(len(leaders), len(nodes))
-    # Those who lead most now are those who may lead one more.
+    # The nodes that lead most now may lead one more, as this moves the fewest journals.
     for node in sorted(nodes, key=lambda node: (-len(had[node]), node)):
         kept = least + (larger > 0 and len(had[node]) > least)
         larger -= kept > least
@@ -48,7 +48,7 @@ def plan(
 
 
 def rank(node: int, journal: int, nodes: Collection[int], planned: int) -> int:
-    """Return how many others come before *node* to claim *journal*: 0 for the planned one."""
+    """Return the number of nodes that claim *journal* before *node*: 0 for the planned one."""
     others = sorted(set(nodes) - {planned}, key=lambda other: _tie(other, journal))
     return [planned, *others].index(node)
 

@@ -1,7 +1,7 @@
 """The process that makes a snapshot: ``python -m coordinator.cluster.snapshot_child``.
 
-It has a session of its own, so what it asks never waits before what the daemon does. See
-`coordinator.log.child` for how it is told its job, and tells what it has made.
+The process has its own session, so its requests never delay those of the daemon.
+`coordinator.log.child` describes how it receives its job and reports the result.
 """
 
 import json
@@ -17,14 +17,14 @@ from coordinator.config import ConfigError, Settings, load_settings, settings_in
 from coordinator.log.child import REST_BYTES, ParentGone, begin, rest, say
 from coordinator.log.errors import LogCorrupt, LogError, LogIncompatible
 
-# How long it waits for a connection, and for each answer.
+# Time limit for the connection, and for each answer, in seconds.
 PATIENCE_S: Final = 30.0
-# The settings that say how ZooKeeper is reached.
+# Prefixes of the settings of the connection to ZooKeeper.
 _PREFIXES: Final = ("cluster.zookeeper", "cluster.session.")
 
 
 def encode_job(settings: Settings, journal: int, name: str) -> bytes:
-    """Return what the child reads: make the snapshot *name* of *journal*."""
+    """Return the child's input line: make the snapshot *name* of *journal*."""
     overrides = [
         f"{one.name}={one.value}"
         for one in settings_in_force(settings)
@@ -34,12 +34,12 @@ def encode_job(settings: Settings, journal: int, name: str) -> bytes:
 
 
 def decode_result(done: str) -> Snapshot:
-    """Return the snapshot that the child has told of."""
+    """Return the snapshot that the child has reported."""
     return decode_snapshot(done.encode())
 
 
 def main() -> None:
-    """Do the one job that comes."""
+    """Do one job: exit status 1 if the parent process is gone."""
     try:
         _tell(begin())
     except ParentGone:
@@ -63,7 +63,7 @@ def _made(settings: Sequence[str], journal: int, name: str) -> Snapshot:
 
 
 class _Rests:
-    """Called between two batches: rests after some."""
+    """Called after each batch: rests after every `REST_BYTES`."""
 
     def __init__(self) -> None:
         self._bytes = 0

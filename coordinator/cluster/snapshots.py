@@ -1,8 +1,8 @@
-"""Makes a snapshot: what the log of a journal comes to, in chunks.
+"""Makes a log snapshot: the live contents of a journal's log, in chunks.
 
-A child process does it, with a session of its own: it reads the newest snapshot and the log behind
-it, folds both as a compaction does, and writes chunks under a new name. They mean nothing until the
-leader installs them. All of it is one generator, which yields requests and is sent their answers.
+A child process with its own session reads the newest snapshot and the log after it, folds both as
+a compaction does, and writes chunks under a new name. The chunks are unused until the leader
+installs them. The work is one generator, which yields requests and is sent their replies.
 """
 
 import zlib
@@ -39,25 +39,25 @@ from coordinator.log.format import RawBatch, encode_batch
 
 CHUNK_BYTES: Final = ENTRY_BYTES_MAX
 _ZLIB_LEVEL: Final = 6
-_ALL_MS: Final = 2**63  # No timestamp is as late.
+_ALL_MS: Final = 2**63  # Later than any timestamp.
 
 Asking = Generator[Request, Reply, Snapshot]
 
 
 def make_snapshot(journal: int, name: str, rest: Callable[[int], None] = lambda _: None) -> Asking:
-    """Write the chunks of a snapshot *name* of all there is; return it, for `install`.
+    """Write the chunks of a snapshot *name* of the whole log; return it, for `install`.
 
-    No tombstone is kept: there is nothing older left for it to hide, and who reads the changes
-    reads what is kept of the log.
+    The snapshot has no tombstones: it has nothing older for them to hide, and readers of the
+    stream of changes read the kept log.
 
     Args:
-        journal: Of which.
-        name: Random; nobody else uses it.
-        rest: Called between two batches, with the bytes of one.
+        journal: Number of the journal.
+        name: Random name, unique to this snapshot.
+        rest: Called after each batch with its size in bytes.
 
     Raises:
-        LogCorrupt: Damage.
-        LogFailed: The connection broke, or the log was trimmed meanwhile: begin anew.
+        LogCorrupt: The log or its snapshot is damaged.
+        LogFailed: The connection broke, or the log was trimmed while it was read: begin again.
     """
     source = Source(rest)
     yield from read_all(journal, source)
@@ -69,10 +69,12 @@ def make_snapshot(journal: int, name: str, rest: Callable[[int], None] = lambda 
 
 
 def write_chunks(journal: int, name: str, batches: Iterable[bytes]) -> Asking:
-    """Write the chunks of a snapshot *name* of these packed batches; return it, as far as it goes.
+    """Write the chunks of a snapshot *name* of these packed batches; return its description.
+
+    The caller fills in index, ends and compacted_below.
 
     Raises:
-        LogFailed: The connection broke: begin anew.
+        LogFailed: The connection broke: begin again.
     """
     chunks = size_bytes = crc32 = 0
     for data in _chunks(batches):
@@ -90,16 +92,16 @@ def _checked(reply: Reply, *others: Code) -> Reply:
 
 
 class Source:
-    """What is folded: chunks and units, as they were read; they are unpacked at each pass.
+    """Input of a fold: the chunks and units that were read. Each pass unpacks them anew.
 
     Attributes:
-        index: The last entry in it.
+        index: Index of the last entry in it.
         ends: Partition -> end offset.
-        compacted_below: As the snapshot says.
+        compacted_below: Copied from the snapshot.
     """
 
     def __init__(self, rest: Callable[[int], None] = lambda _: None) -> None:
-        """Make it; *rest* is called between two batches, with the bytes of one."""
+        """Start empty; *rest* is called after each batch of a pass with its size in bytes."""
         self.index = 0
         self.ends: dict[int, int] = {}
         self.compacted_below: dict[int, int] = {}
@@ -109,18 +111,17 @@ class Source:
         self._units: list[bytes] = []
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Begin with the chunks of *snapshot*, which follow."""
+        """Start with *snapshot*; `add_chunks` follows."""
         self._snapshot, self._chunks, self._units = snapshot, [], []
         self.index, self.ends = snapshot.index, {**snapshot.ends}
         self.compacted_below = snapshot.compacted_below
 
     def add_chunks(self, chunks: Iterable[bytes]) -> None:
-        """Add the next ones."""
         self._chunks += chunks
 
     def add_unit(self, body: bytes, index: int) -> None:
-        """Add the next unit of the log, which ends with entry *index*."""
-        # Compressed again: the log of a journal may be much larger than what it takes there.
+        """Add the next unit of the log; *index* is that of its last entry."""
+        # Compress again, to save memory: an unpacked log is much larger than in ZooKeeper.
         self._units.append(zlib.compress(body, 1))
         self.index = index
         for raw in raw_batches(body):
@@ -141,17 +142,17 @@ class Source:
         yield from map(zlib.decompress, self._units)
 
     def packed_batches(self) -> Iterator[PackedBatch]:
-        """Yield the same for who looks for what is live."""
+        """Yield the batches of `batches` in the form that `find_live` takes."""
         for raw, packed in self.batches():
             yield raw.partition, raw.base_offset, raw.timestamp_ms, packed
 
 
 def read_all(journal: int, source: Source) -> Generator[Request, Reply, None]:
-    """Read the newest snapshot of a journal, and the log behind it, into *source*.
+    """Read the newest snapshot of a journal, and the log after it, into *source*.
 
     Raises:
-        LogCorrupt: Damage.
-        LogFailed: The connection broke, or the log was trimmed meanwhile: begin anew.
+        LogCorrupt: The log or its snapshot is damaged.
+        LogFailed: The connection broke, or the log was trimmed while it was read: begin again.
     """
     snapshot: Snapshot = _checked((yield ReadSnapshot(journal))).value
     source.begin(snapshot)
@@ -173,7 +174,8 @@ def read_all(journal: int, source: Source) -> Generator[Request, Reply, None]:
             if body is not None:
                 source.add_unit(body, index)
     if index == snapshot.index or index < listed:
-        # Nothing behind it, or a gap: or it was trimmed, and there is another one.
+        # No entry after the snapshot, or a gap: either may mean that the log was trimmed and
+        # a newer snapshot installed since.
         newest = _checked((yield ReadSnapshot(journal))).value
         if newest != snapshot:
             raise LogFailed("there is a newer snapshot")
@@ -182,7 +184,7 @@ def read_all(journal: int, source: Source) -> Generator[Request, Reply, None]:
 
 
 class Fold:
-    """What is live of a source.
+    """Live entries of a source.
 
     Attributes:
         compacted_below: By partition, the offset below which tombstones may be missing.
@@ -197,10 +199,10 @@ class Fold:
             self.compacted_below[partition] = max(offset, known)
 
     def batches(self, check: Callable[[int], int]) -> Iterator[tuple[int, int, Sequence[bytes]]]:
-        """Yield what is left of the batches, in the order of the log, under the headers they had.
+        """Yield the batches reduced to their live entries, in log order, headers unchanged.
 
-        Each as its partition, the end offset with it, and its pieces. *check* says what goes into
-        the header's check, from the epoch of the batch.
+        Each item is the partition, the end offset of the batch, and its encoded pieces. *check*
+        computes the header's check from the batch's epoch.
         """
         cursor = LiveCursor(self._live)
         for raw, packed in self._source.batches():
@@ -216,7 +218,7 @@ class Fold:
 
 
 def _chunks(batches: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the stream of *batches*, compressed, in chunks."""
+    """Yield *batches*, compressed as one stream, in chunks of `CHUNK_BYTES`."""
     ready = bytearray()
     for piece in _compressed(batches):
         ready += piece
