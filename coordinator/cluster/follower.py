@@ -1,7 +1,7 @@
-"""What a node holds of the log of one journal: how far it is, and where in the log it lies.
+"""A node's position in the log of one journal, and the places of its batches in the log.
 
-`Tail` is fed with what was read or written, and unpacks it for whoever replays it. It asks nothing
-itself: `journal` does.
+`Tail` gets the entries that were read or written, and unpacks them for replay. `journal` sends the
+requests; this module sends none.
 """
 
 import zlib
@@ -20,9 +20,10 @@ class _Unit(NamedTuple):
     """A unit of the kept log.
 
     Attributes:
-        first: Its first index; likewise `last`.
-        size_bytes: As it lies there.
-        end_bytes: Of all units that were ever noted up to this one.
+        first: Index of its first entry.
+        last: Index of its last entry.
+        size_bytes: Size of its entries in the log.
+        end_bytes: Total size of all units ever noted, up to this one.
     """
 
     first: int
@@ -32,14 +33,14 @@ class _Unit(NamedTuple):
 
 
 class Tail:
-    """The log of one journal up to where this node has it.
+    """The log of one journal, as far as this node has read or written it.
 
     Attributes:
-        applied: The last index that was read or written, of a unit that is not whole, too.
-        newest: The index and the bytes of the last entry that was read or written, whether its
-            batches were taken or not; no bytes if the snapshot alone has it.
-        ends: Partition -> end offset, as far as the batches were taken.
-        is_dropped: Nobody wants its batches any more.
+        applied: Index of the last entry that was replayed or written, even of an incomplete unit.
+        newest: Index and bytes of the last entry that was read or written, replayed or not; None
+            for the bytes if only the snapshot has the entry.
+        ends: Partition -> end offset of the replayed batches.
+        is_dropped: The tail was replaced: its iterators end.
     """
 
     def __init__(self) -> None:
@@ -49,20 +50,20 @@ class Tail:
         self.is_dropped = False
         self._joiner = Joiner()
         self._units: deque[_Unit] = deque()
-        # Partition -> base offset of each batch that is kept, and the first index of its unit.
+        # Partition -> base offset of each kept batch, and index of the first entry of its unit.
         self._batches: dict[int, tuple[list[int], list[int]]] = {}
         self._first_of_unit = 1
         self._unit_bytes = 0
-        # An index that was asked for, and the bytes of all units up to it.
+        # Cache of `sizes_behind`: its last argument, and the total size of all units up to it.
         self._behind = (0, 0)
 
-    # --- what is read -------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------
 
     def take(self, entries: Sequence[bytes]) -> Iterator[Batch]:
-        """Return the batches of the *entries* that follow what is applied.
+        """Return the batches of *entries*, the first of which follows `applied`.
 
         The iterator raises:
-            LogCorrupt: Damage, or nothing that may follow.
+            LogCorrupt: An entry is damaged, or can't follow the one before it.
             LogIncompatible: A newer release wrote it.
         """
         self.newest = self.applied + len(entries), entries[-1]
@@ -94,21 +95,21 @@ class Tail:
             yield batch
 
     def load(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the *batches* of a snapshot, while they are wanted."""
+        """Yield the *batches* of a snapshot until the tail is dropped."""
         for batch in batches:
             if self.is_dropped:
                 return
             yield batch
 
     def loaded(self, snapshot: Snapshot) -> None:
-        """Go on behind *snapshot*, all of which was taken."""
+        """Continue after *snapshot*, which was replayed completely."""
         self.applied = snapshot.index
         self.newest = snapshot.index, None
         # A fold may have dropped the last entries of a partition.
         self.ends.update(snapshot.ends)
 
     def keep(self, index: int, entries: Sequence[bytes]) -> None:
-        """Take note of entries from *index* on that the snapshot has, and the log still, too.
+        """Note entries from *index* on that are still in the log, though the snapshot has them.
 
         Raises:
             LogCorrupt, LogIncompatible: As `take`.
@@ -127,22 +128,22 @@ class Tail:
                     self._note(raw.partition, raw.base_offset, self._first_of_unit)
 
     def keep_nothing(self) -> None:
-        """Forget all that was kept: it was trimmed meanwhile."""
+        """Forget the kept units: they were trimmed while they were read."""
         self._joiner = Joiner()
         self._units.clear()
         self._batches.clear()
 
-    # --- what is written ----------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------
 
     def begin_to_write(self) -> None:
-        """Drop what a former leader has left of a unit."""
+        """Discard an incomplete unit of a former leader."""
         self._joiner = Joiner()
 
     def wrote(self, entries: Sequence[bytes], batches: Iterable[tuple[int, int, int]]) -> None:
-        """Take note of a whole unit that this node has appended.
+        """Note a whole unit that this node has appended.
 
         Args:
-            entries: All of it.
+            entries: All entries of the unit.
             batches: Partition, base offset and end offset of each of its batches.
         """
         first = self.applied + 1
@@ -162,16 +163,16 @@ class Tail:
         offsets.append(base_offset)
         indexes.append(index)
 
-    # --- what is kept -------------------------------------------------------------------
+    # --- the kept log -------------------------------------------------------------------
 
     @property
     def kept_bytes(self) -> int:
-        """Of all units that are kept, in the snapshot or not."""
+        """Total size of the kept units, in the snapshot or not."""
         units = self._units
         return units[-1].end_bytes - units[0].end_bytes + units[0].size_bytes if units else 0
 
     def sizes_behind(self, index: int) -> tuple[int, int]:
-        """Return how many bytes and entries there are behind *index*."""
+        """Return the number of bytes and of entries after *index*."""
         units = self._units
         if not units or units[-1].last <= index:
             return 0, 0
@@ -181,11 +182,11 @@ class Tail:
         return units[-1].end_bytes - self._behind[1], units[-1].last - index
 
     def forget(self, snapshot_index: int, keep_bytes: int) -> int:
-        """Forget where the units lie that need not be kept; return where the kept ones begin.
+        """Forget units that needn't be kept; return the index of the first kept entry.
 
         Args:
-            snapshot_index: What is behind it is kept.
-            keep_bytes: So much is kept, at least, of what there is.
+            snapshot_index: Units that end after this index are kept.
+            keep_bytes: Minimum size of the kept units, if there are as many bytes.
         """
         units = self._units
         while len(units) > 1 and units[0].last <= snapshot_index:
@@ -201,14 +202,14 @@ class Tail:
 
     @property
     def compacted_below(self) -> dict[int, int]:
-        """Per partition, the lowest offset that `place_of` knows."""
+        """Per partition, the lowest offset that `place_of` finds; its end offset if none."""
         return {
             partition: (self._batches.get(partition, _NO_BATCHES)[0] or (end,))[0]
             for partition, end in self.ends.items()
         }
 
     def place_of(self, partition: int, offset: int) -> int | None:
-        """Return the first index of the unit that holds *offset*, None if it is behind the end."""
+        """Return the index of the first entry of the unit with *offset*, None from the end on."""
         if offset >= self.ends.get(partition, 0):
             return None
         offsets, indexes = self._batches[partition]
@@ -219,7 +220,7 @@ _NO_BATCHES: Final[tuple[list[int], list[int]]] = ([], [])
 
 
 class SnapshotReader:
-    """Unpacks the chunks of a snapshot: one stream of batches, compressed and cut anywhere."""
+    """Decompresses the chunks of a snapshot: one stream of batches, cut anywhere."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -229,19 +230,19 @@ class SnapshotReader:
         self._read_bytes = 0
 
     def feed(self, chunk: bytes, ends: dict[int, int]) -> Iterator[Batch]:
-        """Yield the batches that *chunk* makes whole.
+        """Yield the batches that *chunk* completes.
 
         Args:
-            chunk: The next one.
-            ends: Partition -> end offset; moves along with what is yielded.
+            chunk: The next chunk.
+            ends: Partition -> end offset; updated before each yield.
 
         Raises:
-            LogCorrupt: Damage.
+            LogCorrupt: The snapshot is damaged.
         """
         yield from batches_in(self.unpack(chunk), ends, has_gaps=True)
 
     def unpack(self, chunk: bytes) -> bytes:
-        """Return the batches that *chunk* makes whole, packed. Raises LogCorrupt."""
+        """Return the packed batches that *chunk* completes. Raises LogCorrupt."""
         self._crc32 = zlib.crc32(chunk, self._crc32)
         self._read_bytes += len(chunk)
         try:
@@ -253,7 +254,7 @@ class SnapshotReader:
         return data[:whole]
 
     def finish(self) -> None:
-        """Check that this was all. Raises LogCorrupt."""
+        """Check that the chunks are complete and undamaged. Raises LogCorrupt."""
         snapshot = self._snapshot
         found = (self._read_bytes, self._crc32)
         if found != (snapshot.size_bytes, snapshot.crc32) or self._left:
@@ -263,7 +264,7 @@ class SnapshotReader:
 
 
 def _whole_bytes(data: bytes) -> int:
-    """Return where the last whole batch ends."""
+    """Return the end of the last whole batch, in bytes. Raises LogCorrupt."""
     at = 0
     while at + PREFIX_BYTES <= len(data):
         (length, _) = PREFIX.unpack_from(data, at)

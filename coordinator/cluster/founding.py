@@ -1,9 +1,9 @@
-"""Before a node runs: whether the ensemble will do, and whose is what stands under its chroot.
+"""Checks of the ensemble and its chroot before a node runs; founding of a new cluster.
 
-What is there is looked at first, and what can't be is refused before anything is written. A
-cluster that isn't there is made only for a caller that asks for it. Several of them may do that at
-once, and be interrupted: each makes what is missing, and `/cluster/id`, which comes last, only one
-of them can make.
+The ensemble and the chroot are checked first, and refused before anything is written. A missing
+cluster is founded only if the caller asks for that. Several callers may found it concurrently, and
+may be interrupted: each creates the missing znodes, and only one can create `/cluster/id`, which
+comes last.
 """
 
 import json
@@ -41,14 +41,14 @@ from coordinator.cluster.zookeeper import Access, Server, Visit, serves, srvr
 LAYOUT_FORMAT: Final = 1
 CLUSTER_VERSION: Final = 1
 SECRET_BYTES: Final = 16
-# Before 3.9.2 an ensemble can lose what it has acknowledged (ZOOKEEPER-4785), and 3.9.3 can, too
-# (ZOOKEEPER-4925).
+# Oldest accepted release of ZooKeeper. Before 3.9.2 an ensemble can lose acknowledged writes
+# (ZOOKEEPER-4785), and 3.9.3 can, too (ZOOKEEPER-4925).
 OLDEST: Final = (3, 9, 4)
 _VERSION: Final = re.compile(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)")
 _SRVR_S: Final = 2.0
 _PROBE_S: Final = 5.0
 _MAKES_AT_ONCE: Final = 200
-# No znode ever has it: what asks for it fails, once all the rest was looked at.
+# A version that no znode ever has: a transaction that checks it fails, after all other checks.
 _NO_VERSION: Final = 2**31 - 1
 
 
@@ -56,9 +56,9 @@ class Found(NamedTuple):
     """The cluster under the chroot.
 
     Attributes:
-        secret: Which its nodes share, and nobody else knows.
-        is_new: It was made just now.
-        unknown: Servers whose version nobody knows, and why.
+        secret: Secret that only the cluster's nodes share.
+        is_new: This call made the cluster.
+        unknown: Servers whose version isn't known, with the reason of each.
     """
 
     cluster_id: str
@@ -76,19 +76,19 @@ def find_or_found(
     patience_s: float,
     advice: str | None = None,
 ) -> Found:
-    """Return the cluster, made if it isn't there; blocks.
+    """Return the cluster under the chroot, and found it if it is missing; blocks.
 
     Args:
-        access: How the ensemble is reached.
-        layout: What the cluster has to be like.
-        cluster_id: Which one it has to be; "" for any.
-        new_cluster_id: Makes the id of a new one.
-        patience_s: How long to wait for a connection, and for each answer.
-        advice: If not None, a cluster that isn't there is refused with these words, not made.
+        access: Connection settings of the ensemble.
+        layout: Required layout.
+        cluster_id: Required cluster id; "" for any.
+        new_cluster_id: Returns the id for a new cluster.
+        patience_s: Time limit for the connection, and for each answer.
+        advice: If not None, a missing cluster is refused with these words instead of founded.
 
     Raises:
-        ClusterRefused: The ensemble or what stands in it can't be used; the message says why.
-        EnsembleUnreachable: Nobody answers.
+        ClusterRefused: The ensemble or its content can't be used; the message says why.
+        EnsembleUnreachable: No server answers.
     """
     unknown = prepare(access, patience_s=patience_s, makes_chroot=advice is None)
     with Visit(access, patience_s=patience_s) as visit:
@@ -110,19 +110,20 @@ def find_or_found(
 
 
 def prepare(access: Access, *, patience_s: float, makes_chroot: bool) -> dict[str, str]:
-    """Look at the servers; return those whose version isn't known, and the reason of each.
+    """Check the servers; return those whose version isn't known, and the reason of each.
 
     Args:
-        access: How the ensemble is reached.
-        patience_s: How long to wait for a connection, and for each answer.
-        makes_chroot: Make the chroot, too, once the versions will do.
+        access: Connection settings of the ensemble.
+        patience_s: Time limit for the connection, and for each answer.
+        makes_chroot: Create the chroot, too, once the versions are accepted.
 
     Raises:
-        ClusterRefused: They can't be used; the message says why.
-        EnsembleUnreachable: Nobody answers.
+        ClusterRefused: The servers can't be used; the message says why.
+        EnsembleUnreachable: No server answers.
     """
     with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
-        # Servers that start together tell their versions once a majority is there.
+        # Check versions once connected: servers that start together only then have a majority,
+        # and tell their versions.
         away, silent = _check_versions(access)
         if makes_chroot:
             _make_chroot(visit, access)
@@ -133,7 +134,7 @@ def prepare(access: Access, *, patience_s: float, makes_chroot: bool) -> dict[st
 
 
 def make_chroot(access: Access, *, patience_s: float) -> None:
-    """Make the path that the cluster lies under. Raises ClusterRefused, EnsembleUnreachable."""
+    """Create the chroot of the cluster. Raises ClusterRefused, EnsembleUnreachable."""
     with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
         _make_chroot(visit, access)
 
@@ -148,10 +149,10 @@ def servers_of(access: Access) -> list[str]:
 
 
 def _check_versions(access: Access) -> tuple[dict[str, str], dict[str, str]]:
-    """Refuse servers that are too old; return those that are away, and those that don't tell."""
+    """Refuse servers that are too old; return the absent ones, and those without a version."""
     away, silent = {}, {}
     servers = servers_of(access)
-    # Side by side: each that hangs takes its time.
+    # Concurrently: each server that hangs takes the whole time limit.
     with ThreadPoolExecutor(len(servers)) as pool:
         answers = list(pool.map(partial(_srvr, access), servers))
     for server, answer in zip(servers, answers, strict=True):
@@ -189,15 +190,15 @@ def _dotted(version: Iterable[int]) -> str:
 
 
 def _probe(access: Access) -> None:
-    """Refuse a server that takes no large request; one that isn't reached is not asked.
+    """Refuse a server that accepts no large request; skip one that can't be reached.
 
-    It is as large as any, and can't succeed, as no znode has that version.
+    The request is as large as any of ours, and changes nothing, as no znode has that version.
     """
     never = Check(_top(access), _NO_VERSION, {}), Make("/large", bytes(TRANSACTION_BYTES_MAX))
     try:
         with Visit(access, patience_s=_PROBE_S) as visit:
             found = visit.do(Multi(never))
-            if isinstance(found, znodes.Lost):  # By accident, perhaps.
+            if isinstance(found, znodes.Lost):  # Perhaps by chance: try once more.
                 found = visit.do(Multi(never))
     except EnsembleUnreachable:
         return
@@ -208,22 +209,23 @@ def _probe(access: Access) -> None:
         )
 
 
-# --- What stands under the chroot ----------------------------------------------------------
+# --- The content of the chroot -------------------------------------------------------------
 
 
 def _make_chroot(visit: Visit, access: Access) -> None:
     path = ""
     for name in access.chroot.split("/")[1:]:
         path += f"/{name}"
-        # What is there already need not be ours to read.
+        # An existing parent needn't be readable for us; create only a missing one.
         if visit.do(Get((path,), watches=False)) == Contents((None,)):
             _make(visit, (Make(path, b""),), _place(access))
 
 
 def _make(visit: Visit, makes: Iterable[Make], place: str) -> None:
-    """Make what is missing, in transactions that everybody begins and ends at the same znodes.
+    """Create the missing znodes, in transactions of `_MAKES_AT_ONCE` changes.
 
-    So what one of them finds there already is there as a whole.
+    All callers cut at the same znodes, so a transaction that fails as a znode exists was applied
+    as a whole by another caller.
     """
     left = iter(makes)
     while chunk := tuple(islice(left, _MAKES_AT_ONCE)):
@@ -239,36 +241,36 @@ def _make(visit: Visit, makes: Iterable[Make], place: str) -> None:
 
 
 class Place:
-    """What is under the chroot; its text is how people are told of it."""
+    """The content of the chroot; `str` names it in messages."""
 
     def __init__(self, visit: Visit, access: Access) -> None:
-        """Look at it by *visit*, which is in the chroot of *access*."""
+        """Use *visit*, a session in the chroot of *access*."""
         self._visit = visit
         self._top = _top(access)
         self._text = _place(access)
 
     def __str__(self) -> str:
-        """Return how people are told of it."""
+        """Return the name for messages."""
         return self._text
 
     def cluster_id(self) -> str | None:
-        """Return which cluster is there, None if there is none. Raises ClusterRefused."""
+        """Return the cluster's id, None if there is no cluster. Raises ClusterRefused."""
         data = self._read(znodes.CLUSTER_ID)
         if data is None:
-            # A server may be behind; after a transaction, also one that fails, its session is not.
+            # The server may be behind. After a transaction, even a failed one, this session isn't.
             self._visit.do(Multi((Check(self._top, _NO_VERSION, {}),)))
             data = self._read(znodes.CLUSTER_ID)
         if data is None:
             return None
         fields = _fields(data)
         if fields.get("version") != CLUSTER_VERSION or not isinstance(fields.get("id"), str):
-            # Kafka's has its version as a string.
+            # Kafka writes its version as a string, so its clusters are refused here.
             raise ClusterRefused(f"{self} holds a cluster that is none of ours")
         found: str = fields["id"]
         return found
 
     def check_layout(self, layout: Layout) -> None:
-        """Refuse another layout than this."""
+        """Raise ClusterRefused unless the cluster has this layout."""
         data = self._read(znodes.LAYOUT)
         if data is None:
             raise ClusterRefused(f"{self} holds a cluster that is none of ours")
@@ -286,25 +288,25 @@ class Place:
                 )
 
     def secret(self) -> bytes:
-        """Return what only the nodes of the cluster know. Raises ClusterRefused."""
+        """Return the secret that the nodes of the cluster share. Raises ClusterRefused."""
         found = _fields(self._read(znodes.SECRET) or b"").get("secret")
         with suppress(ValueError):
             return bytes.fromhex(str(found))
         raise ClusterRefused(f"{self} holds a cluster whose {znodes.SECRET} can't be read")
 
     def begin(self, layout: Layout, secret: bytes) -> None:
-        """Make all of a cluster but its id, or what an interrupted founding has left out."""
+        """Create all znodes of a cluster but its id, or the missing ones."""
         self.check_empty()
         _make(self._visit, _head(layout, secret), self._text)
-        # If somebody else has begun, with other numbers, there must not be a mixture.
+        # Another founding may have begun with another layout: never mix the two.
         self.check_layout(layout)
         self._make_rest(layout)
 
     def begin_anew(self, layout: Layout, secret: bytes) -> int:
-        """Make all of a cluster but its id, and remove first what was begun before.
+        """Create all znodes of a cluster but its id; first remove those of earlier attempts.
 
         Return the version of the layout, which `finish` takes: each founding that began before has
-        a lower one, and finishes nothing any more.
+        a lower version, and its `finish` fails.
         """
         self.check_empty()
         head = _head(layout, secret)
@@ -316,14 +318,16 @@ class Place:
         taken = self._visit.do(Multi((*no_cluster, *ours)))
         if taken != znodes.Applied():
             raise self._refusal(taken)
-        fence = Check(znodes.LAYOUT, begun.version + 1, {})  # Fails if another one came between.
+        fence = Check(
+            znodes.LAYOUT, begun.version + 1, {}
+        )  # Fails if another founding began since.
         for name in sorted(_OURS - {"cluster"}):
             self._remove_tree(f"/{name}", fence)
         self._make_rest(layout)
         return fence.version
 
     def finish(self, cluster_id: str, version: int = 0) -> str:
-        """Make it a cluster; return which one, as somebody else may have been faster."""
+        """Create the cluster's id; return the id in force, perhaps that of another founding."""
         made = Make(znodes.CLUSTER_ID, _json({"version": CLUSTER_VERSION, "id": cluster_id}))
         done = self._visit.do(Multi((Check(znodes.LAYOUT, version, {}), made)))
         if (there := self.cluster_id()) is None:
@@ -350,7 +354,7 @@ class Place:
         _make(self._visit, rest, self._text)
 
     def check_rights(self) -> None:
-        """Refuse a cluster that we may not change, without a change."""
+        """Refuse a cluster without write permission; changes nothing."""
         never = Set(znodes.CLUSTER_ID, b"", _NO_VERSION, {})
         match self._visit.do(Multi((never,))):
             case znodes.Odd(reason):
@@ -377,7 +381,7 @@ class Place:
         raise _lost()
 
     def check_empty(self) -> None:
-        """Refuse a chroot that is somebody else's: what is ours begins with ``/cluster``."""
+        """Refuse a chroot with foreign znodes: our own always include ``/cluster``."""
         others = self._names(self._top) - _ZOOKEEPERS_OWN
         if others and ("cluster" not in others or not others <= _OURS):
             shown = ", ".join(sorted(others)[:5])
@@ -392,7 +396,7 @@ class Place:
 
 
 def _head(layout: Layout, secret: bytes) -> tuple[Make, ...]:
-    """Return what a founding begins with, in one transaction."""
+    """Return the first znodes of a founding, which one transaction creates."""
     return (
         Make("/cluster", b""),
         Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | layout._asdict())),

@@ -1,8 +1,8 @@
-"""How requests lie in ZooKeeper: paths, contents, transactions, and what their results mean.
+"""Requests as operations of ZooKeeper: paths, contents, transactions, and results as replies.
 
-Each request is one operation of ZooKeeper's: a transaction, reads of znodes, a look at one, or a
-list of children. Whoever reaches ZooKeeper does the operation and hands its result back; it knows
-nothing of journals. All paths are under the cluster's chroot. docs/log-format.md has the table.
+Each request is one operation of ZooKeeper: a transaction, reads of znodes, a check whether one
+exists, or a list of children. `zookeeper` does the operation and passes its result back here; it is
+independent of journals. All paths are under the cluster's chroot. docs/log-format.md has the table.
 """
 
 import json
@@ -20,31 +20,31 @@ from coordinator.cluster.engine import NO_LEADER, Code, Leader, Registration, Re
 CLUSTER_ID: Final = "/cluster/id"
 LAYOUT: Final = "/cluster/layout"
 SECRET: Final = "/cluster/secret"  # noqa: S105 - where it is
-# ZooKeeper keeps a version of each directory that has 32 bits, and every change of its children
-# raises it by one.
+# Indexes per directory of the log. Limited, as every change of its children raises the 32-bit
+# version that ZooKeeper keeps of a directory by one.
 ENTRIES_PER_DIRECTORY: Final = 1_000_000
 ANY_VERSION: Final = -1
 
-# As nodes, entries, their directories and chunks are named.
+# Names of nodes, entries, their directories and chunks.
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _TOPIC: Final = "/brokers/topics/__consumer_offsets"
 
 
-# --- What ZooKeeper does ------------------------------------------------------------------
+# --- Operations of ZooKeeper --------------------------------------------------------------
 
 
 class Failure(Enum):
-    """Why ZooKeeper did not do an operation; of all others an `Odd` tells."""
+    """Expected reasons for which a transaction fails; all others are reported as `Odd`."""
 
     NODE_EXISTS = auto()
     NO_NODE = auto()
     BAD_VERSION = auto()
 
 
-# What a failure of one operation of a transaction says of the request.
+# Code of the request for each failure of one change of its transaction.
 Meanings = Mapping[Failure, Code]
 
-# Of a znode that is there as long as the cluster is.
+# Meanings for a znode that exists as long as the cluster does.
 _LASTS: Final = {Failure.NO_NODE: Code.GONE}
 _FENCE: Final = {Failure.BAD_VERSION: Code.FENCED, **_LASTS}
 _BEFORE: Final = {Failure.NO_NODE: Code.GAP}
@@ -55,7 +55,7 @@ _REMOVED: Final = {Failure.NO_NODE: Code.MISSING}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Fail unless *path* is there, in this version; any if it is `ANY_VERSION`."""
+    """Fail unless *path* exists in this version; in any if it is `ANY_VERSION`."""
 
     path: str
     version: int
@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Create *path*; persistent and without a rule of its own, unless it is ephemeral."""
+    """Create *path* with the default ACL, persistent unless *is_ephemeral*."""
 
     path: str
     data: bytes
@@ -74,7 +74,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Replace the content of *path*, if its version is this one or this is `ANY_VERSION`."""
+    """Replace the content of *path* if it has this version; in any if it is `ANY_VERSION`."""
 
     path: str
     data: bytes
@@ -84,7 +84,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete *path*, whatever its version."""
+    """Delete *path* in any version."""
 
     path: str
     meanings: Meanings
@@ -95,17 +95,17 @@ Change = Check | Make | Set | Remove
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """All of it, in this order, or nothing. Its result: `Applied`, `Failed`."""
+    """Transaction: apply all changes in this order, or none. Result: `Applied`, `Failed`."""
 
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read znodes, one after the other. Its result: `Contents`.
+    """Read znodes, one after the other. Result: `Contents`.
 
     Attributes:
-        watches: Watch the data of the one that it reads, if that is there.
+        watches: Watch the data of the single znode, if it exists.
     """
 
     paths: tuple[str, ...]
@@ -114,14 +114,14 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look whether *path* is there, and watch for it if it isn't. Its result: `Seen`."""
+    """Check whether *path* exists, and watch for it if it doesn't. Result: `Seen`."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """Read the names of the children of *path*. Its result: `Names`."""
+    """Read the names of the children of *path*. Result: `Names`."""
 
     path: str
     watches: bool
@@ -132,7 +132,7 @@ Operation = Multi | Get | Look | Children
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """What was read of one. *owner* and *changed_ms* are as in `Reply`."""
+    """Content and metadata of one znode; *owner* and *changed_ms* as in `Reply`."""
 
     data: bytes
     version: int
@@ -142,12 +142,12 @@ class Znode:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The transaction was."""
+    """The transaction was applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The transaction was not applied, as the change *at* failed, counted from 0."""
+    """The transaction was not applied: its change *at*, counted from 0, failed."""
 
     at: int
     failure: Failure
@@ -155,35 +155,35 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Of each path its content; None if it isn't there."""
+    """The znode of each path; None for one that doesn't exist."""
 
     znodes: tuple[Znode | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Whether it is there."""
+    """The znode exists, or doesn't."""
 
     is_there: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The children's names, in no order; None if the parent isn't there."""
+    """Names of the children, unordered; None if the parent doesn't exist."""
 
     names: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """Surely not done, for a reason that no request expects: no rights, or too many bytes."""
+    """Certainly not done, for an unexpected reason: missing rights, or an exceeded quota."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection or the session was lost, or the answer took too long: nobody knows."""
+    """Unknown outcome: the connection or session was lost, or the answer took too long."""
 
 
 Result = Applied | Failed | Contents | Seen | Names | Odd | Lost
@@ -193,17 +193,14 @@ Result = Applied | Failed | Contents | Seen | Names | Odd | Lost
 
 
 def node_path(node: int) -> str:
-    """Return where a node is registered."""
     return f"/brokers/ids/{node}"
 
 
 def leader_path(journal: int) -> str:
-    """Return where it stands who leads a journal."""
     return f"/journals/{journal}/leader"
 
 
 def entry_path(journal: int, index: int) -> str:
-    """Return where an entry of the log is."""
     return f"{_directory_path(journal, index)}/{index}"
 
 
@@ -228,7 +225,7 @@ def _state_path(partition: int) -> str:
 
 
 def founding(num_partitions: int, journals: int) -> Iterator[Make]:
-    """Yield all that a new cluster needs but `/cluster/*`, in order."""
+    """Yield the znodes of a new cluster except `/cluster/*`, in order of creation."""
     for path in ("/cluster", "/brokers", "/brokers/ids", "/brokers/topics", "/journals"):
         yield Make(path, b"")
     replicas: dict[str, list[int]] = {str(number): [] for number in range(num_partitions)}
@@ -242,7 +239,7 @@ def founding(num_partitions: int, journals: int) -> Iterator[Make]:
         yield Make(leader_path(number), b"")
         yield Make(f"/journals/{number}/log", b"")
         yield Make(_directory_path(number, 0), b"")
-        yield Make(entry_path(number, 0), b"")  # What the first entry is appended behind.
+        yield Make(entry_path(number, 0), b"")  # `Append` checks the entry before the first one.
         yield Make(_snapshot_path(number), b"")
         yield Make(f"/journals/{number}/snapshots", b"")
         yield Make(_purged_path(number), b"0")
@@ -256,7 +253,7 @@ def _json(value: object) -> bytes:
 
 
 def _state(leader: int, leader_epoch: int, in_sync: Sequence[int]) -> bytes:
-    """Return the state of a partition as Kafka's controller keeps it; nobody here reads it."""
+    """Return a partition's state as Kafka's controller writes it, for tools; never read here."""
     return _json(
         {
             "controller_epoch": 0,
@@ -269,7 +266,7 @@ def _state(leader: int, leader_epoch: int, in_sync: Sequence[int]) -> bytes:
 
 
 def encode_registration(registration: Registration) -> bytes:
-    """Return it as Kafka's brokers register, with what is ours behind it."""
+    """Return the JSON of a Kafka broker's registration, followed by our own fields."""
     host, port = registration.addresses[0]
     return _json(
         {
@@ -288,7 +285,7 @@ def encode_registration(registration: Registration) -> bytes:
 
 
 def decode_registration(node: int, data: bytes) -> Registration | None:
-    """Return what a node has registered, None if it is none of ours that has."""
+    """Return a node's registration, None if it is not in our format."""
     with suppress(ValueError, KeyError, TypeError):
         fields = json.loads(data)
         lowest, highest = map(int, fields["formats"])
@@ -305,7 +302,7 @@ def decode_registration(node: int, data: bytes) -> Registration | None:
 
 
 def encode_leader(leader: Leader) -> bytes:
-    """Return who leads, the session as ZooKeeper's own tools show it."""
+    """Return the JSON; the session is in hex, as ZooKeeper's own tools show it."""
     fields = {
         "epoch": leader.epoch,
         "node": leader.node,
@@ -318,7 +315,7 @@ def encode_leader(leader: Leader) -> bytes:
 
 
 def decode_leader(data: bytes) -> Leader | None:
-    """Return who leads, None if nobody ever did. Raises ValueError, KeyError or TypeError."""
+    """Return the leader, None if there never was one. Raises ValueError, KeyError or TypeError."""
     if not data:
         return None
     fields = json.loads(data)
@@ -334,7 +331,7 @@ def decode_leader(data: bytes) -> Leader | None:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Return what points at the chunks of a snapshot."""
+    """Return the JSON that describes a snapshot and its chunks."""
     return _json(
         {
             "index": snapshot.index,
@@ -349,7 +346,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Return what points at the chunks of a snapshot. Raises ValueError, KeyError or TypeError."""
+    """Return the snapshot's description. Raises ValueError, KeyError or TypeError."""
     if not data:
         return Snapshot()
     fields = json.loads(data)
@@ -372,7 +369,7 @@ def _by_partition(offsets: dict[str, int]) -> dict[int, int]:
 
 
 def operation(request: engine.Request) -> Operation:
-    """Return what ZooKeeper has to do."""
+    """Return the operation of ZooKeeper for *request*."""
     return _OPERATIONS[type(request)](request)
 
 
@@ -454,7 +451,7 @@ def _install(request: engine.Install) -> Multi:
     path, snapshot = _snapshot_path(request.journal), request.snapshot
     fence = _fence(request.journal, request.version)
     room = _chunks_path(request.journal, snapshot.name)
-    # An ensemble that was set back since has the journal, perhaps, and not what was made beside it.
+    # An ensemble restored from a backup may have the journal, but not the chunks.
     last = Check(f"{room}/{snapshot.chunks - 1}", ANY_VERSION, _REMOVED)
     replaced = Set(path, encode_snapshot(snapshot), request.snapshot_version, _REPLACED)
     return Multi((fence, last, replaced))
@@ -509,11 +506,11 @@ _OPERATIONS: Final[dict[type, Callable[[Any], Operation]]] = {
 }
 
 
-# --- Results as answers --------------------------------------------------------------------
+# --- Results as replies --------------------------------------------------------------------
 
 
 def reply(request: engine.Request, result: Result) -> Reply:
-    """Return what the *result* of the request's operation says to whoever asked."""
+    """Return the reply to *request*, from the *result* of its operation."""
     match result:
         case Applied():
             return Reply(Code.OK)
@@ -548,7 +545,7 @@ def _reply_failed(request: engine.Request, at: int, failure: Failure) -> Reply:
 
 
 def _missing(request: engine.Request) -> Reply:
-    """Return what it means that the znode which *request* reads isn't there."""
+    """Return the reply if the znode that *request* reads doesn't exist: MISSING or GONE."""
     match request:
         case engine.ReadNode() | engine.ListChunks() | engine.ListLog(_, int()):
             return Reply(Code.MISSING)
@@ -566,7 +563,7 @@ def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Repl
         return _missing(request)
     if isinstance(request, engine.ListSnapshots):
         return Reply(Code.OK, tuple(sorted(names)))
-    # Tools of Kafka may write here, and people.
+    # Tools of Kafka, and people, may write here: ignore other names, but report one.
     own = list(filter(_NUMBER.fullmatch, names))
     numbers = sorted(map(int, own))
     if isinstance(request, engine.ListLog) and request.index is None:
