@@ -1,30 +1,30 @@
-"""One journal of a cluster, as one node sees it: it follows it, or leads it.
+"""One journal of a cluster on one node, which follows or leads it.
 
-A pure machine: what it is told comes by its methods, and what has to be done about it is what they
-return. `coordinator.cluster.node` has all journals of a node, and the session that they share; it
-calls `told`, `registered`, `replied`, `fired` and `tick`. The node over it calls the rest.
+A pure state machine: its methods take events, and return effects to carry out.
+`coordinator.cluster.node` has all journals of a node, and the session that they share; it calls
+`told`, `registered`, `replied`, `fired` and `tick`. The layer above calls the rest.
 
 Theory of operation
 ===================
 
 The version of the znode `leader` is the fence: every write of a leader checks it in the same
-transaction. So a leader needs no clock and no lease, and nobody has to tell it that it is deposed.
-Four things go on in a journal, each by itself:
+transaction. So a leader needs no clock and no lease, and needs no notice that it is deposed.
+Four activities run independently in a journal:
 
-- The *reader* follows the log: entry after entry, or a snapshot where they were trimmed.
-- The *control* is about `leader`: claim, look, renew, hand over, and what a deposed leader still
-  has to find out. While it is at work nothing new is written.
-- The *writer* has one transaction of one flush on its way, and repeats the same bytes at the same
-  index until it is known what became of them.
+- The *reader* follows the log: entry after entry, or a snapshot where entries were trimmed.
+- The *control* reads and writes `leader`: claims, checks, renewals, hand-overs, and a deposed
+  leader's search for the outcome of its last flush. While it runs, no new write begins.
+- The *writer* has one transaction of one flush in flight, and repeats the same bytes at the same
+  index until the outcome is known.
 - The *chores* of a leader: snapshots, trimming.
 
-Reader, control and chores are generators. They yield requests and are sent the answers, never one
-that is LOST: the reader and the control begin anew when the node is registered again, and a chore
-repeats its request, as each of these may be done twice.
+Reader, control and chores are generators. They yield requests and are sent the replies, but never
+a LOST one: the reader and the control start again when the node is registered again, and a chore
+repeats its request, as each of its requests may be done twice.
 
-The order of answers is what makes looking safe: what is read after an answer, in the same session,
-is at least as new as that. Whatever had been asked before a connection broke is answered before it
-is told that it broke, and nothing of it later.
+The order of replies makes reads safe: a read that follows a reply, in the same session, returns a
+state at least as new. Every request submitted before a connection broke is answered before the
+break is announced, and never afterwards.
 """
 
 from collections import deque
@@ -93,13 +93,13 @@ from coordinator.log.format import (
     epoch_by_clock,
 )
 
-# So long a connection may be away before anyone is told.
+# Time without a connection before `Paused`, in milliseconds.
 PAUSE_MS: Final = 1_000
 DATA_WAS_LOST: Final = "data was lost, as when ZooKeeper is set back to a backup"
 
 
 class Member(NamedTuple):
-    """A node that may lead: one life of it, in one session."""
+    """A node that may lead: one process of it, in one session."""
 
     node: int
     run: str
@@ -107,29 +107,29 @@ class Member(NamedTuple):
 
 
 class Role(Enum):
-    """What this node is to the journal."""
+    """Role of this node for the journal."""
 
     FOLLOWING = auto()
     CLAIMING = auto()
-    TAKING_OVER = auto()  # It has the fence, and reads to the end of the log.
+    TAKING_OVER = auto()  # Holds the fence; reads to the end of the log.
     LEADING = auto()
     HANDING_OVER = auto()
-    DEPOSED = auto()  # It finds out what became of its last flush.
+    DEPOSED = auto()  # Finds out whether its last flush is in the log.
     FAILED = auto()
 
 
 _WRITES: Final = frozenset({Role.LEADING, Role.HANDING_OVER})
 _HAS_FENCE: Final = _WRITES | {Role.TAKING_OVER}
-# As far as the shards know.
+# Roles that look like leading to the shards.
 _SERVES: Final = _WRITES | {Role.DEPOSED}
 
 
 class Until(Enum):
-    """What the reader waits for, where it yields no request."""
+    """Condition that the reader waits for, yielded instead of a request."""
 
-    TAKEN = auto()  # What was told as `Followed` is replayed.
-    NEWS = auto()  # There may be more.
-    PACED = auto()  # It is time.
+    TAKEN = auto()  # The batches of all `Followed` are replayed.
+    NEWS = auto()  # The log may have new entries.
+    PACED = auto()  # The next read is due.
 
 
 Reading = Generator[Request | Until, Reply | None, None]
@@ -138,7 +138,7 @@ _Handler = Callable[[Request, Reply], None]
 
 
 class _Batch(NamedTuple):
-    """One that was appended."""
+    """An appended batch."""
 
     partition: int
     base_offset: int
@@ -147,14 +147,14 @@ class _Batch(NamedTuple):
 
 
 class _Successor(NamedTuple):
-    """To whom the journal is handed over, and whether an operator wants that."""
+    """Target of a hand-over, and whether an operator asked for it."""
 
     member: Member
     is_move: bool
 
 
 class _Away(NamedTuple):
-    """When a leader without a connection stops to decide, and when others may lead."""
+    """Times at which a leader without a connection pauses, and at which others may lead."""
 
     paused_at_ms: int
     cut_off_at_ms: int
@@ -162,14 +162,14 @@ class _Away(NamedTuple):
 
 @dataclass(slots=True)
 class _Unit:
-    """A part of a flush that is written, or to be written, as one unit of the log.
+    """A part of a flush that becomes one unit of the log.
 
     Attributes:
-        batches: What is in it.
-        entries: As they are in the log, once it is begun: the same in each try.
-        index: Of the first one.
-        sent: How many of them are in the log for sure.
-        is_last: Of its flush.
+        batches: Batches of the unit.
+        entries: Encoded entries, once the write has begun: the same in each attempt.
+        index: Index of the first entry.
+        sent: Number of entries that are in the log for certain.
+        is_last: The last unit of its flush.
     """
 
     batches: list[_Batch]
@@ -180,18 +180,18 @@ class _Unit:
 
     @property
     def ends(self) -> dict[int, int]:
-        """By partition, the end offset with it."""
+        """By partition, the end offset after this unit."""
         return {batch.partition: batch.end_offset for batch in self.batches}
 
 
 @dataclass(slots=True)
 class _Chores:
-    """What a leader does beside.
+    """Background work of a leader.
 
     Attributes:
-        waiting: The first one is at work.
-        wanted: The request that it waits for, whatever its version.
-        is_asked: It is on its way.
+        waiting: Queue of chores; the first one runs.
+        wanted: Request of the running chore; its version is filled in when it is sent.
+        is_asked: The request is in flight.
     """
 
     waiting: deque[Asking] = field(default_factory=deque)
@@ -200,19 +200,19 @@ class _Chores:
 
 
 class ReplicatedJournal:
-    """See the module.
+    """State machine of one journal on one node: follows, claims, leads, hands over.
 
     Attributes:
-        number: Of the journal.
-        leader: Who leads it, as far as this node has seen; None if nobody ever did.
-        led_since_ms: The wall clock of the engine when that was written; -1: not seen yet.
-        is_following: It has read all that there was, at least once: it may lead.
-        is_settled: It was seen in this session who leads, and done what follows from that.
-        snapshot: The newest one, as far as this node has seen.
-        partitions: The offsets partitions in it.
-        in_sync: The nodes that are ready, for the states that tools look at.
-        format: In which new entries are written: one that all nodes read.
-        caught_up: The highest number of `catch_up` that it is done with.
+        number: Number of the journal.
+        leader: Leader last seen by this node; None if there never was one.
+        led_since_ms: Wall-clock time of the engine at which *leader* was written; -1: not seen yet.
+        is_following: The node has reached the end of the log at least once, so it may lead.
+        is_settled: In this session, the leader was read and acted upon.
+        snapshot: Newest snapshot seen by this node.
+        partitions: Offsets partitions in the journal.
+        in_sync: Ready nodes, for the partition states that tools read.
+        format: Format of new entries, which all nodes read.
+        caught_up: Highest number passed to `catch_up` that is done.
     """
 
     def __init__(
@@ -226,16 +226,16 @@ class ReplicatedJournal:
         keep_bytes: int = 0,
         wall_offset_ms: int = 0,
     ) -> None:
-        """Follow a journal, of which nothing is known yet.
+        """Start as a follower without any state.
 
         Args:
-            number: Of the journal.
-            partitions: The offsets partitions in it, `NODE_PARTITION` not among them.
+            number: Number of the journal.
+            partitions: Offsets partitions in it, without `NODE_PARTITION`.
             new_id: Returns 32 random hex digits.
-            session_timeout_ms: After so long without a connection another node may lead.
-            follow_interval_ms: The log is read so often, at most, while another node leads.
-            keep_bytes: So much of the log is kept, at least, where a snapshot has it, too.
-            wall_offset_ms: The time of day less the monotonic time.
+            session_timeout_ms: Time without a connection after which another node may lead.
+            follow_interval_ms: Minimum time between two reads while another node leads.
+            keep_bytes: Minimum size of the log that is kept, though a snapshot has it, too.
+            wall_offset_ms: Wall-clock time minus monotonic time.
         """
         self.number = number
         self.partitions = partitions
@@ -252,7 +252,7 @@ class ReplicatedJournal:
         self._role = Role.FOLLOWING
         self._now_ms = 0
         self._out: list[Effect] = []
-        # Who is to hear the answer, by the id of the request, which is kept alive with it.
+        # Reply handlers by id() of the request; the request is kept, so that the id stays unique.
         self._waiting: dict[int, tuple[Request, _Handler]] = {}
         # The session.
         self._me: Member | None = None
@@ -267,17 +267,17 @@ class ReplicatedJournal:
         self._untaken = self._read_at_ms = 0
         self._has_news = False
         self._snapshot_version = 0
-        self._listed = 0  # The newest entry that was there behind the fence; -1: not seen yet.
-        self._catch_up: list[int] = []  # For which the next look at the end counts.
+        self._listed = 0  # Newest entry after the fence; -1: unknown.
+        self._catch_up: list[int] = []  # Numbers done at the next end of the log.
         self.caught_up = 0
         # The control, and the fence.
         self._control: Asking | None = None
         self._look_again = False
-        self._version = self._fence = -1  # Of `leader`: the highest that was seen, and ours.
-        self._term: Leader | None = None  # What stands in `leader` in this fence's version.
-        self._tries: set[str] = set()  # Claim ids of our own renewals, and of a hand-over.
+        self._version = self._fence = -1  # Of `leader`: the highest seen, and our own.
+        self._term: Leader | None = None  # Content of `leader` in version `_fence`.
+        self._tries: set[str] = set()  # Claim ids of renewals and a hand-over.
         self._successor: _Successor | None = None
-        self._given = ""  # The claim id of a hand-over that was tried.
+        self._given = ""  # Claim id of an attempted hand-over.
         self._is_stopped = False
         # The writer.
         self._ends: dict[int, int] = {}
@@ -288,16 +288,15 @@ class ReplicatedJournal:
         self._append_request: Append | None = None
         self._asked = self._confirmed = 0
         self._confirm_request: Confirm | None = None
-        # Up to which number an append, and a confirmation, confirm that are on their way.
+        # Numbers of `confirm` that the append and the confirmation in flight cover.
         self._append_covers = self._confirm_covers = 0
         self._chores = _Chores()
-        self._making = ""  # The snapshot that may be installed.
+        self._making = ""  # Name of the snapshot that may be installed.
 
-    # --- for whoever asks ---------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------
 
     @property
     def role(self) -> Role:
-        """What this node is to the journal."""
         return self._role
 
     @property
@@ -307,40 +306,40 @@ class ReplicatedJournal:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether an export has frozen it, as far as this node has seen: no node may lead it."""
+        """Whether an export has frozen the journal, by the last `leader` seen: no node may lead."""
         return self.leader is not None and self.leader.is_frozen
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be led from here at once: what this node holds is what the log says."""
+        """Whether this node can lead at once: it has followed the log, and is settled."""
         return self.is_following and self.is_settled
 
     @property
     def applied(self) -> int:
-        """The last index of the log that this node holds."""
+        """Index of the last entry that this node has applied."""
         return self._tail.applied
 
     @property
     def tail_size(self) -> tuple[int, int]:
-        """How many bytes, and how many entries, of the log are behind the snapshot."""
+        """Number of bytes, and of entries, in the log after the snapshot."""
         return self._tail.sizes_behind(self.snapshot.index)
 
     @property
     def state_bytes(self) -> int:
-        """What the journal takes as it is kept: the snapshot, and what there is of the log."""
+        """Size of the journal in ZooKeeper: its snapshot and its kept log, in bytes."""
         return self.snapshot.size_bytes + self._tail.kept_bytes
 
     # --- for the shards, while it leads -------------------------------------------------
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that batches and answers carry, 0 if nobody leads."""
+        """Epoch of batches and answers, 0 if there never was a leader."""
         leader = self.leader if self._term is None else self._term
         return 0 if leader is None else leader.epoch
 
     @property
     def open_bytes(self) -> int:
-        """Bytes that were appended and not yet taken by a flush."""
+        """Bytes that were appended and not yet taken by `take_flush`."""
         return self._open_bytes
 
     @property
@@ -354,11 +353,13 @@ class ReplicatedJournal:
         return ends.get(partition, 0)
 
     def append_packed(self, partition: int, count: int, packed: bytes, timestamp_ms: int) -> int:
-        """Put one batch into the open flush, as `coordinator.log.journal.Journal` does.
+        """Add one batch to the open flush, as `coordinator.log.journal.Journal` does.
+
+        Return the end offset.
 
         Raises:
-            BatchTooLarge: Nothing was changed.
-            LogFailed: This node does not lead.
+            BatchTooLarge: The batch is too large; nothing was changed.
+            LogFailed: This node doesn't lead.
         """
         if self._role not in _SERVES:
             raise LogFailed(f"journal {self.number} is another node's")
@@ -376,7 +377,7 @@ class ReplicatedJournal:
         return end_offset
 
     def take_flush(self) -> Flush | None:
-        """Seal what was appended since the last call; None if that is nothing."""
+        """Return the batches appended since the last call as a flush, None if there are none."""
         if not self._open:
             return None
         batches, self._open, self._open_bytes = self._open, [], 0
@@ -391,12 +392,12 @@ class ReplicatedJournal:
         return flush
 
     def write(self, flush: Flush) -> list[Effect]:
-        """Write *flush*, one at a time and in order; `Written` tells how far it is.
+        """Write *flush*, one at a time and in order; `Written` reports the progress.
 
-        It is repeated until it is known what became of it. `Deposed` ends it, too.
+        The write is repeated until its outcome is known, or `Deposed` ends it.
         """
         if self._taken is None:
-            return []  # Deposed, since it was taken.
+            return []  # Deposed since `take_flush`.
         taken, batches = self._taken
         assert taken is flush
         assert not self._units
@@ -406,15 +407,15 @@ class ReplicatedJournal:
         return self._done()
 
     def confirm(self) -> int:
-        """Return a number. `Confirmed` with it, or a larger one, says that this node led now.
+        """Return a number. `Confirmed` with it, or a larger one, proves that this node led now.
 
-        A read is answered once what it shows is durable, and it is confirmed.
+        A read is answered once its data is durable, and its number confirmed.
         """
         self._asked += 1
         return self._asked
 
     def end_round(self) -> list[Effect]:
-        """Have confirmed what waits for it, unless a flush that was just written does.
+        """Send a confirmation for waiting numbers, unless the flush in flight confirms them.
 
         Call it at the end of each round of requests, after the flush.
         """
@@ -424,7 +425,7 @@ class ReplicatedJournal:
     # --- for the node -------------------------------------------------------------------
 
     def took(self, now_ms: int) -> list[Effect]:
-        """Go on reading: the batches of the oldest `Followed` are replayed. `node` calls it."""
+        """Continue reading: the oldest `Followed` is replayed."""
         self._now_ms = now_ms
         self._untaken -= 1
         if not self._untaken:
@@ -432,7 +433,7 @@ class ReplicatedJournal:
         return self._done()
 
     def claim(self, now_ms: int) -> list[Effect]:
-        """Try to lead, if whoever led is gone. Nothing else comes of it than `Leads`, or not."""
+        """Try to lead, if the former leader is gone. `Leads` follows on success, else nothing."""
         self._now_ms = now_ms
         if self._role is Role.FOLLOWING and self._me and self.is_following and not self._control:
             self._role = Role.CLAIMING
@@ -440,9 +441,9 @@ class ReplicatedJournal:
         return self._done()
 
     def hand_over(self, to: Member, *, is_move: bool = False) -> list[Effect]:
-        """Have another node lead: `HandsOver` follows, if this one leads.
+        """Hand the journal over to another node: `HandsOver` follows, if this one leads.
 
-        With *is_move* an operator wants it there.
+        *is_move*: An operator asked for it.
         """
         if self._role is Role.LEADING:
             self._role = Role.HANDING_OVER
@@ -451,9 +452,9 @@ class ReplicatedJournal:
         return self._done()
 
     def stopped(self) -> list[Effect]:
-        """Go on handing over: nothing more is appended.
+        """Continue the hand-over: the caller appends nothing more.
 
-        Once all is in the log, `HandedOver`, `KeptLead` or `Deposed` follows.
+        Once all batches are in the log, `HandedOver`, `KeptLead` or `Deposed` follows.
         """
         if self._role is Role.HANDING_OVER:
             self._is_stopped = True
@@ -461,10 +462,10 @@ class ReplicatedJournal:
         return self._done()
 
     def begin_snapshot(self) -> str | None:
-        """Return the name for a snapshot that is made from here on, None if it isn't the time.
+        """Return the name for a snapshot to be made now, None if none can begin now.
 
-        It is to be installed while this node leads without a break: another leader removes the
-        chunks that it finds. `SnapshotEnded` follows, either way.
+        Install the snapshot while this node still leads: another leader removes its chunks.
+        `SnapshotEnded` follows in either case.
         """
         if self._role is not Role.LEADING or self._chores.waiting or self._making:
             return None
@@ -472,20 +473,20 @@ class ReplicatedJournal:
         return self._making
 
     def install(self, snapshot: Snapshot) -> list[Effect]:
-        """Make a snapshot the newest one, whose chunks are written, and trim the log."""
+        """Make *snapshot*, whose chunks are written, the newest one, and trim the log."""
         if self._role in _WRITES and snapshot.name == self._making:
             self._add_chore(self._install(snapshot))
         return self._done()
 
     def abandon_snapshot(self) -> list[Effect]:
-        """The snapshot that was begun comes to nothing: remove what there is of it."""
+        """Give up the begun snapshot, and remove its chunks."""
         if self._making:
             self._end_snapshot()
             self._add_chore(self._clean())
         return self._done()
 
     def set_purged(self, registry_version: int) -> list[Effect]:
-        """Tell all nodes up to where offsets of deleted topics are removed from this journal."""
+        """Announce the registry version up to which offsets of deleted topics are removed here."""
         if self._role in _WRITES:
             self._add_chore(self._set_purged(registry_version))
         return self._done()
@@ -495,16 +496,15 @@ class ReplicatedJournal:
     ) -> Generator[ReadEntries, Reply, list[Batch]]:
         """Return the batches of one partition from the one that holds *from_offset*.
 
-        A generator: it yields requests, is sent their answers, and returns what it has read.
-        It ends after the unit with which so many bytes were read, and has one batch at least, if
-        there is one.
+        A generator: it yields requests, is sent their replies, and returns the batches. Reading
+        ends after the unit that reaches *max_bytes*, but not before one batch, if there is one.
 
         Raises:
-            LogCorrupt: Damage.
-            LogFailed: It was trimmed meanwhile, the connection broke, or this node does not lead
-                any more: ask again.
+            LogCorrupt: The log is damaged.
+            LogFailed: The batches were trimmed, the connection broke, or this node doesn't lead
+                any more: repeat the call.
         """
-        # The request may have waited: the lead that it saw then may be over.
+        # A waiting request may come here after this node's lead has ended.
         if not self._may_write or from_offset < self.compacted_below.get(partition, 0):
             raise LogFailed(f"offset {from_offset} of partition {partition} is out of reach")
         index, end = self._tail.place_of(partition, from_offset), self._tail.applied
@@ -531,7 +531,7 @@ class ReplicatedJournal:
     # --- for the session ----------------------------------------------------------------
 
     def told(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take note that the connection broke; what else the engine tells, `node` sees to."""
+        """Handle `Suspended`; `node` handles the engine's other events."""
         self._now_ms = now_ms
         if isinstance(event, Suspended) and self._me is not None:
             self._me = None
@@ -544,7 +544,7 @@ class ReplicatedJournal:
         return self._done()
 
     def registered(self, me: Member, now_ms: int) -> list[Effect]:
-        """Go on: this node is registered in the session that there is, which may be a new one."""
+        """Resume work: this node is registered in the current session, which may be new."""
         self._now_ms = now_ms
         if self._role is Role.FAILED:
             return []
@@ -557,7 +557,7 @@ class ReplicatedJournal:
         return self._done()
 
     def replied(self, request: Request, reply: Reply, now_ms: int) -> list[Effect]:
-        """Take note of an answer to a request of this journal's."""
+        """Handle the reply to a request of this journal."""
         self._now_ms = now_ms
         waiting = self._waiting.pop(id(request), None)
         if waiting is not None and reply.code is not Code.LOST:
@@ -568,7 +568,7 @@ class ReplicatedJournal:
         return self._done()
 
     def fired(self, request: Request, now_ms: int) -> list[Effect]:
-        """Take note that what a request of this journal's watches is different now."""
+        """Handle a fired watch of this journal."""
         self._now_ms = now_ms
         if self._me is None or self._role is Role.FAILED:
             return []
@@ -590,7 +590,7 @@ class ReplicatedJournal:
         return self._done()
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `tick` has something to do, monotonic."""
+        """Return when `tick` is due, in monotonic milliseconds; None if never."""
         if self._away is not None and self._role in _WRITES:
             if not self._is_paused:
                 return self._away.paused_at_ms
@@ -601,7 +601,6 @@ class ReplicatedJournal:
         return None
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Do what is due."""
         self._now_ms = now_ms
         if self._away is not None and self._role in _WRITES:
             if now_ms >= self._away.paused_at_ms and not self._is_paused:
@@ -635,7 +634,7 @@ class ReplicatedJournal:
 
     def _refused(self, request: Request, reply: Reply) -> None:
         if isinstance(request, RemoveChunks | Trim | ListChunks):
-            # Left to the next one: somebody writes there, who is no leader.
+            # A foreign writer changes these znodes: leave them to the next clean-up.
             self._end_snapshot()
             self._drop_chore()
         else:
@@ -682,7 +681,7 @@ class ReplicatedJournal:
         self._begin_control(self._settle())
 
     def _go_back_to_work(self) -> Asking:
-        """Verify what this node knows of the journal, as a connection broke; then go on."""
+        """Check this node's state of the journal after a broken connection; then resume work."""
         yield from self._verify()
         if self._role is Role.DEPOSED:
             yield from self._find_fate()
@@ -690,7 +689,7 @@ class ReplicatedJournal:
             yield from self._settle()
 
     def _settle(self) -> Asking:
-        """See who leads, and act upon it: follow, take over, renew, go on, or be deposed."""
+        """Read the leader, and act on it: follow, take over, renew, lead on, or be deposed."""
         while True:
             reply = yield ReadLeader(self.number)
             leader, version = reply.value, reply.version
@@ -719,7 +718,7 @@ class ReplicatedJournal:
         self._start_reader()
 
     def _adopt(self, leader: Leader | None, version: int) -> bool:
-        """Say whether this node goes on leading, in a version that it has not heard of."""
+        """Return whether this node leads on in a version of `leader` without a known reply."""
         if leader is None or leader.claim not in self._tries:
             self._depose()
             return False
@@ -730,10 +729,10 @@ class ReplicatedJournal:
         return True
 
     def _verify(self) -> Asking:
-        """See that the ensemble still has what this node knows of the journal.
+        """Check that the ensemble still has the state that this node knows of the journal.
 
-        It may have been set back to a copy since the connection broke, and may know the session,
-        as the copy does. In one that was not, nothing is older than what the session has seen.
+        The ensemble may have been restored from a copy since the connection broke, and may know
+        the session, as the copy does. Otherwise no state is older than the session has read.
         """
         newest, data = self._tail.newest
         if not newest:
@@ -747,11 +746,11 @@ class ReplicatedJournal:
         elif found and data not in {None, *found}:
             self._lost(f"entry {newest} is another one")
         elif (data is None or not found) and reply.version > self._snapshot_version:
-            # Nothing shows whether the log goes on from what is held: load the newer snapshot.
+            # The log may not continue from this node's state: load the newer snapshot.
             self._is_loaded = False
 
     def _term_of(self, member: Member, after: Leader | None, *, is_moved: bool = False) -> Leader:
-        # By the clock, too: an ensemble that was set back, or is empty, knows too low an epoch.
+        # At least the clock's epoch, as a restored or empty ensemble has too low an epoch.
         by_clock = epoch_by_clock(self._now_ms + self._wall_offset_ms)
         epoch = by_clock if after is None else max(after.epoch + 1, by_clock)
         node, run, session = member
@@ -761,14 +760,14 @@ class ReplicatedJournal:
         return SetLeader(self.number, version, leader, self.partitions, self.in_sync)
 
     def _have_fence(self, term: Leader, version: int) -> None:
-        """Lead on in a version that a renewal has made."""
+        """Lead on in the version of `leader` that a renewal has created."""
         self._fence = self._version = version
         self._term = self.leader = term
         if self._role in _WRITES:
             self._out.append(Renewed(self.number, term.epoch))
 
     def _claim(self, me: Member) -> Asking:
-        """Lead, if who led is gone: a session that ended never comes back."""
+        """Lead, if the former leader is gone: a session that ended never comes back."""
         reply = yield ReadLeader(self.number)
         leader, version = reply.value, reply.version
         if leader is not None and not _names(leader, me):
@@ -786,7 +785,7 @@ class ReplicatedJournal:
             self._look_again = True
 
     def _take_over(self, term: Leader, version: int) -> None:
-        """Read to the end: nothing of older leaders comes behind that any more."""
+        """Read to the end of the log: the fence keeps former leaders from writing after it."""
         self._role = Role.TAKING_OVER
         self._listed = -1
         self._fence = self._version = version
@@ -805,7 +804,7 @@ class ReplicatedJournal:
         self._go_on()
 
     def _depose(self) -> None:
-        """Another leader may have written. Find out what became of the flush on its way."""
+        """Stop leading: another leader may have written. Find the fate of the flush in flight."""
         was_leading = self._role in _WRITES
         self.is_settled = False
         self._stop_writing()
@@ -824,7 +823,7 @@ class ReplicatedJournal:
         self._reader = None
 
     def _find_fate(self) -> Asking:
-        """Look at the last index of the unit on its way, and forget what is ahead of the log."""
+        """Read the last entry of the unit in flight, and discard state that is ahead of the log."""
         unknown: dict[int, int] = {}
         unit = self._units[0] if self._units else None
         if unit is not None and unit.entries:
@@ -842,7 +841,7 @@ class ReplicatedJournal:
         self._look_again = True
 
     def _forget_term(self) -> None:
-        """Be no leader any more."""
+        """Become a follower, and forget all batches that aren't in the log."""
         self._role = Role.FOLLOWING
         self._term, self._successor, self._given = None, None, ""
         self._tries.clear()
@@ -853,7 +852,7 @@ class ReplicatedJournal:
         self._is_paused = self._is_cut_off = False
 
     def _give(self) -> Asking:
-        """Have the successor lead; nothing is on its way, and memory holds what the log does."""
+        """Write the successor as leader; no write is in flight, and the state equals the log."""
         assert self._term is not None
         assert self._successor is not None
         to, is_move = self._successor
@@ -874,7 +873,7 @@ class ReplicatedJournal:
         self._look_again = True
 
     def _keep_lead(self) -> None:
-        """The hand-over did not come through; if it does later, the fence tells."""
+        """Lead on: the hand-over wasn't applied. If it is applied later, the fence reveals that."""
         assert self._term is not None
         self._role = Role.LEADING
         self._tries.discard(self._given)
@@ -888,7 +887,7 @@ class ReplicatedJournal:
         return self._role in _WRITES and self._me is not None and self._control is None
 
     def _go_on(self) -> None:
-        """Do whatever may be done now, as the leader."""
+        """Start all work that a leader may do now."""
         if not self._may_write:
             return
         if self._is_paused:
@@ -928,7 +927,7 @@ class ReplicatedJournal:
         self._ask(self._append_request, handler)
 
     def _forget_writes(self) -> None:
-        """What is on its way is not heard of any more."""
+        """Forget the requests in flight, whose replies won't come."""
         self._append_request = self._confirm_request = None
         self._append_covers = self._confirm_covers = 0
 
@@ -950,7 +949,7 @@ class ReplicatedJournal:
                 self._fail(f"an append was answered {reply.code.name}", LogBroken)
 
     def _begin_look(self, unit: _Unit, entries: int) -> None:
-        """Look at what is there: the fence held, so it can only be an earlier try of ours."""
+        """Read the existing entries: as the fence held, only an earlier attempt can be there."""
         index = unit.index + unit.sent
         expected = unit.entries[unit.sent : unit.sent + entries]
 
@@ -964,7 +963,7 @@ class ReplicatedJournal:
                 self._ask(ReadSnapshot(self.number), looked_for_trim)
 
         def looked_for_trim(_: Request, reply: Reply) -> None:
-            # A successor may have trimmed it since.
+            # A successor may have trimmed the entry since.
             if reply.value.index < index:
                 self._lost(f"entry {index} was there, and is gone")
                 return
@@ -974,7 +973,7 @@ class ReplicatedJournal:
         self._ask(ReadEntries(self.number, index, entries), looked)
 
     def _is_in_log(self, unit: _Unit, entries: int) -> None:
-        """Go on behind a piece that is in the log for ever."""
+        """Continue after a piece that is durable in the log."""
         unit.sent += entries
         if unit.sent == len(unit.entries):
             self._units.popleft()
@@ -983,7 +982,7 @@ class ReplicatedJournal:
         self._go_on()
 
     def _confirm(self) -> None:
-        """Check the fence for whoever waits for it, unless what is on its way does."""
+        """Check the fence for waiting numbers, unless a request in flight does."""
         covered = max(self._confirmed, self._append_covers)
         if not self._may_write or covered >= self._asked or self._confirm_request is not None:
             return
@@ -1044,13 +1043,13 @@ class ReplicatedJournal:
         return self._reader is not None and self._reader_until is until
 
     def _hurry(self) -> None:
-        """Look at the end of the log now."""
+        """Read the end of the log now."""
         self._has_news = True
         self._wake(Until.NEWS)
         self._wake(Until.PACED)
 
     def _follow(self) -> Reading:
-        """Read on, until this node leads."""
+        """Follow the log until this node leads."""
         while self._untaken:
             yield Until.TAKEN
         yield from self._read_snapshot()
@@ -1068,7 +1067,7 @@ class ReplicatedJournal:
             if reply.value:
                 yield from self._follow_on(self._tail.take(reply.value))
                 if len(reply.value) < READ_ENTRIES_MAX:
-                    # What comes next was not there; nor was it trimmed, as this came before it.
+                    # The end: the next entry can't have been trimmed, as this one was there.
                     yield from self._end_seen(counted, had_fence=had_fence)
                     yield from self._pace()
             elif self.snapshot.index >= index:
@@ -1083,9 +1082,9 @@ class ReplicatedJournal:
                 yield from self._pace()
 
     def _end_seen(self, counted: int, *, had_fence: bool) -> Reading:
-        """Take note of the end of the log, as of when it was asked for.
+        """Note that the end of the log was reached, as of the time of the request.
 
-        It is the last leader's end only if this node *had_fence* before it asked.
+        It is the end of the former leader's log only if this node *had_fence* at that time.
         """
         self._at_end(counted)
         if had_fence:
@@ -1097,13 +1096,13 @@ class ReplicatedJournal:
                 self._begin_to_lead()
 
     def _list_newest(self) -> Reading:
-        """See up to where there are entries, which all have to be read before this node leads."""
+        """Find the newest entry: this node leads only once it has read up to it."""
         reply = yield ListLog(self.number, self._tail.applied + 1)
         assert reply is not None
         self._listed = max(reply.value or (0,))
 
     def _see_gap(self) -> Reading:
-        """Look whether the next entry was trimmed. Raises LogCorrupt if not: it is gone."""
+        """Check that the next entry was trimmed. Raises LogCorrupt if not: it was lost."""
         yield from self._read_snapshot()
         index = self._tail.applied + 1
         if self.snapshot.index < index:
@@ -1121,14 +1120,14 @@ class ReplicatedJournal:
         return self._role is Role.TAKING_OVER or bool(self._catch_up)
 
     def _at_end(self, counted: int | None = None) -> None:
-        """Take note that the end of the log was seen, by whoever asked before it was read."""
+        """Note the end of the log for the first *counted* calls of `catch_up`; None for all."""
         self.is_following = True
         for number in self._catch_up[:counted]:
             self.caught_up = max(self.caught_up, number)
         del self._catch_up[:counted]
 
     def _pace(self) -> Reading:
-        """Wait until it is time for the next read: each costs more than what it brings."""
+        """Wait until the next read is due: a read costs more than the few entries it returns."""
         due_ms = self._read_at_ms + self._follow_interval_ms
         while self._now_ms < due_ms and not (self._is_hurried or self._role in _WRITES):
             yield Until.PACED
@@ -1154,7 +1153,7 @@ class ReplicatedJournal:
             self._tail.forget(snapshot.index, self._keep_bytes)
 
     def _load(self) -> Reading:
-        """Begin with the newest snapshot: what this node holds is none of the log's, or too old."""
+        """Load the newest snapshot: this node's state isn't that of the log, or is too old."""
         while True:
             self._tail.is_dropped = True
             self._tail, self._is_loaded = Tail(), False
@@ -1183,7 +1182,7 @@ class ReplicatedJournal:
                 raise LogCorrupt(f"chunk {chunk} of snapshot {snapshot.name} is missing")
 
     def _read_kept(self) -> Reading:
-        """See where the log lies that the snapshot has, for those who read the changes."""
+        """Find the kept log before the snapshot's index, for readers of the stream of changes."""
         if not self._keep_bytes:
             return
         oldest = yield from self._list_oldest()
@@ -1233,7 +1232,7 @@ class ReplicatedJournal:
             self._ask_chore()
 
     def _ask_chore(self) -> None:
-        """Have the request of the first chore done, or done again."""
+        """Send the request of the first chore, or repeat it."""
         request = self._chores.wanted
         if request is None or not self._may_write or self._chores.is_asked:
             return
@@ -1254,14 +1253,14 @@ class ReplicatedJournal:
         self._ask(request, handler)
 
     def _install(self, snapshot: Snapshot) -> Asking:
-        if snapshot.index > self.snapshot.index:  # Else the child has seen an older log.
+        if snapshot.index > self.snapshot.index:  # Else the child read an older log.
             yield Install(self.number, self._fence, snapshot, self._snapshot_version)
-        # It looks what stands there: a try whose answer was lost looks like another one's.
+        # Read the snapshot again: after a lost reply, an own install is answered CONFLICT.
         yield from self._clean()
         self._end_snapshot()
 
     def _clean(self) -> Asking:
-        """Remove the chunks of other snapshots, and the entries that nobody needs."""
+        """Remove the chunks of other snapshots, and the entries that needn't be kept."""
         reply = yield ReadSnapshot(self.number)
         self._note_snapshot(reply.value, reply.version)
         reply = yield ListSnapshots(self.number)
@@ -1279,7 +1278,7 @@ class ReplicatedJournal:
             yield RemoveChunks(self.number, self._fence, name, part, is_last)
 
     def _trim(self) -> Asking:
-        """Remove what the snapshot has and nobody reads, but never the newest entry."""
+        """Remove entries that the snapshot has and needn't be kept, but never the newest one."""
         kept_from = self._tail.forget(self.snapshot.index, self._keep_bytes)
         last = min(kept_from - 1, self.snapshot.index, self._tail.applied - 1)
         oldest = yield from self._list_oldest()
@@ -1289,7 +1288,7 @@ class ReplicatedJournal:
                 yield Trim(self.number, self._fence, first, until, bool(oldest.stray))
 
     def _list_oldest(self) -> Generator[Request, Reply, Reply]:
-        """Return what lies in the first directory that isn't empty but for a stray."""
+        """Return the listing of the first directory that has entries."""
         reply = yield ListLog(self.number, None)
         for directory in reply.value:
             reply = yield ListLog(self.number, directory)
@@ -1302,18 +1301,18 @@ class ReplicatedJournal:
 
 
 def _is_older(reply: Reply, version: int, known: Leader | Snapshot | None) -> bool:
-    """Return whether a znode was read as it was before *known* stood there in *version*."""
+    """Return whether *reply* is older than *known*, the content in *version*."""
     is_other = reply.version == version and reply.value != known
     return reply.code is not Code.OK or reply.version < version or is_other
 
 
 def _names(leader: Leader, me: Member) -> bool:
-    """Return whether *leader* is this life of this node, in this session."""
+    """Return whether *leader* is this process of this node, in this session."""
     return leader.run == me.run and leader.session == me.session and not leader.is_frozen
 
 
 def _units_of(batches: list[_Batch]) -> Iterator[_Unit]:
-    """Cut a flush into units; one that is no larger than that fits into one transaction."""
+    """Split a flush into units of at most `UNIT_BYTES`, unless one batch alone is larger."""
     unit: list[_Batch] = []
     size_bytes = 0
     for batch in batches:
