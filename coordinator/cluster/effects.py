@@ -81,7 +81,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """Another leader may have written: answer all waiting requests; `LoadAnew` follows.
+    """This node may be deposed: answer all waiting requests; `LoadAnew` follows.
 
     Answer 1000 to requests that wait for an offset up to the one in *unknown*: their writes may or
     may not be in the log. Answer 16 to all others: their writes aren't in the log. Writes that are

@@ -298,7 +298,7 @@ class Place:
         """Create all znodes of a cluster but its id, or the missing ones."""
         self.check_empty()
         _make(self._visit, _head(layout, secret), self._text)
-        # Another founding may have begun with another layout: never mix the two.
+        # A concurrent founding may use another layout: never mix the two.
         self.check_layout(layout)
         self._make_rest(layout)
 

@@ -1,16 +1,17 @@
-"""All journals of one node, and the session that they share: who leads which, and who is there.
+"""All journals of one node with their shared session: registered nodes, and leaders of journals.
 
-A pure machine, as the journals are. Events and answers of the engine go in here, and `Send`s come
-out, here and from the journals' own methods (`write`, `end_round`, `stopped`, `install`,
-`set_purged`, and `read` for whoever asks).
+A pure state machine, as the journals are. It takes the engine's events and replies, and returns
+`Send`s, as do the journals' own methods (`write`, `end_round`, `stopped`, `install`, `set_purged`;
+`read` yields requests).
 
-There is no controller. Each node sees the same znodes, works out the same plan, and claims what the
-plan says is its own and nobody leads; the next one in the row does so a second later. Only a leader
-itself hands over, one journal at a time, where the plan says that it has too many. Where nobody
-leads anything yet, the first one waits for those who start with it, so that nothing has to move.
+There is no controller. Each node reads the same znodes, computes the same plan, and claims the
+journals without a leader that the plan assigns to it; the next candidate claims a second later.
+Only the leader itself hands over, one journal at a time, where the plan says that it has too many.
+In a cluster without any leader, the first node waits for others that start with it, so that no
+journal has to move later.
 
-What a group knows of topics must not be ahead of what its node does. So a node that comes to lead a
-journal is told so when it has read the journal of the topics, 0, to its end as of then.
+A group's state must never refer to topics that its node doesn't know yet. So `Leads` for a journal
+is held back until the node has read journal 0, that of the topics, to its end as of then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,16 +58,16 @@ from coordinator.cluster.journal import Member, ReplicatedJournal, Role
 from coordinator.cluster.layout import Layout
 from coordinator.cluster.plan import plan, rank
 
-# The next node in the row claims so much later, and the same one tries again after that.
+# Claim delay between two successive candidate nodes, and before a repeated claim, in ms.
 CLAIM_AFTER_MS: Final = 1_000
-# So long the first node of a cluster that starts waits for the others, before it claims all.
+# Wait for other nodes before the first claim in a cluster without any leader, in ms.
 SETTLE_MS: Final = 1_000
 BALANCE_EVERY_MS: Final = 10_000
 DRAIN_AGAIN_MS: Final = 200
-# So long a node that is to stop leads on until another one is ready.
+# Time for which a draining node leads on until another node is ready, in ms.
 SUCCESSOR_MS: Final = 5_000
-# A format comes into use when all who are there have read it for so long: a node of an older
-# release that has only lost its session must not come back to what it can't read.
+# Time for which all registered nodes must have read a format before it is used, in ms: a node of an
+# older release that has only lost its session must not come back to a log that it can't read.
 FORMAT_AFTER_MS: Final = 60_000
 
 
@@ -78,12 +79,12 @@ class Present(NamedTuple):
 
 
 class ClusterNode:
-    """See the module.
+    """State machine of one node: its registration, the plan, and all its journals.
 
     Attributes:
-        journals: By number.
-        nodes: The registered nodes, by id, as far as this one has seen.
-        cluster_id: Of the cluster; "" for any.
+        journals: Journals, by number.
+        nodes: Registered nodes seen by this one, by id.
+        cluster_id: Expected id of the cluster; "" for any.
     """
 
     def __init__(
@@ -97,16 +98,16 @@ class ClusterNode:
         keep_bytes: int = 0,
         wall_offset_ms: int = 0,
     ) -> None:
-        """Be a node that is about to start.
+        """Start without a connection.
 
         Args:
-            registration: Of this node, not ready yet.
-            layout: Of the cluster.
+            registration: Registration of this node, not ready yet.
+            layout: Layout of the cluster.
             new_id: Returns 32 random hex digits.
-            session_timeout_ms: As the engine was asked for.
-            follow_interval_ms: How often a journal is read at most that another node leads.
-            keep_bytes: So much of each log is kept for who follows the changes of offsets.
-            wall_offset_ms: The time of day less the monotonic time, for epochs.
+            session_timeout_ms: Session timeout requested of the engine.
+            follow_interval_ms: Minimum time between two reads of a journal led by another node.
+            keep_bytes: Minimum size of each log kept for readers of the stream of changes.
+            wall_offset_ms: Wall-clock time minus monotonic time, for epochs.
         """
         self._layout = layout
         self.journals: Sequence[ReplicatedJournal] = [
@@ -123,82 +124,80 @@ class ClusterNode:
         ]
         self.nodes: dict[int, Present] = {}
         self.cluster_id = ""
-        self._strays: set[str] = set()  # That were told of.
-        self._listed: frozenset[int] = frozenset()  # Nodes whose registration is known, or read.
+        self._strays: set[str] = set()  # Paths already announced.
+        self._listed: frozenset[int] = frozenset()  # Listed nodes, less foreign ones.
         self._registration = registration
         self._session_timeout_ms = session_timeout_ms
         self._now_ms = 0
         self._out: list[Effect] = []
-        self._session = 0  # Of the connection that there is.
+        self._session = 0  # Of the current connection; 0 without one.
         self._me: Member | None = None
-        self._registered: Registration | None = None  # What the session's znode says.
+        self._registered: Registration | None = None  # Content of our znode.
         self._registered_session = 0
-        self._waits_since_ms: int | None = None  # For the end of a former session's registration.
+        self._waits_since_ms: int | None = None  # For the end of a former session.
         self._is_last_try = False
         self._may_wait = True
         self._is_draining = False
-        self._leads_on_until_ms = 0  # While it drains, and nobody is ready.
+        self._leads_on_until_ms = 0  # While draining without a ready node.
         self._claims_from_ms: int | None = None
         self._orphan_since_ms: dict[int, int] = {}
         self._claim_again_ms: dict[int, int] = {}
         self._hand_over_after_ms = 0
-        self._format = 0  # In which new entries are written, and since when a newer one might be.
+        self._format = 0  # Of new entries; below: since when all nodes read a newer one.
         self._newer_since_ms: int | None = None
-        # Journals that are led from here once the topics are known: journal -> what is waited for.
+        # Journals with a held-back `Leads`, until the topics are known.
         self._held: dict[int, _Held] = {}
         self._catch_up = 0
         self._work_at_ms: int | None = None
 
-    # --- for whoever asks ---------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------
 
     @property
     def node_id(self) -> int:
-        """Of this node."""
         return self._registration.node
 
     @property
     def formats(self) -> tuple[int, int]:
-        """The lowest and the highest format of the log that it reads."""
+        """Lowest and highest log format that this node reads."""
         return self._registration.formats
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a session in which this node is registered."""
+        """Whether this node is registered in the session of the current connection."""
         return self._me is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether this node follows every journal, or leads it, and knows that in this session."""
+        """Whether every journal is ready: followed or led, and settled in this session."""
         return all(journal.is_ready for journal in self.journals)
 
     @property
     def can_hand_over(self) -> bool:
-        """Whether another node is ready, or may soon be, for which a drain waits a while."""
+        """Whether another node is ready; for `SUCCESSOR_MS` of a drain, whether one may be soon."""
         if self._now_ms >= self._leads_on_until_ms:
             return self.is_connected and bool(self._ready() - {self.node_id})
         others = [p.registration for node, p in self.nodes.items() if node != self.node_id]
         return not all(other.is_stopping for other in others)
 
     def journal_of(self, partition: int) -> ReplicatedJournal:
-        """Return the journal in which *partition* lies."""
         return self.journals[self._layout.journal_of(partition)]
 
     def leader_of(self, partition: int) -> tuple[Leader, Registration] | None:
-        """Return who leads an offsets partition, None while nobody who is there does."""
+        """Return the leader of an offsets partition, None while no registered node leads it."""
         leader = self.journal_of(partition).leader
         if leader is None or self._live_leader(leader) is None:
             return None
         return leader, self.nodes[leader.node].registration
 
     def leading_node(self, journal: ReplicatedJournal) -> int:
-        """Return which node leads a journal, -1 while nobody who is there does."""
+        """Return the id of the leader of *journal*, -1 while no registered node leads it."""
         node = self._live_leader(journal.leader)
         return -1 if node is None else node
 
-    # --- what the engine says -----------------------------------------------------------
+    # --- input of the engine ------------------------------------------------------------
 
     def told(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take note of what the engine tells."""
+        """Handle an event of the engine."""
         self._now_ms = now_ms
         match event:
             case Suspended():
@@ -209,7 +208,8 @@ class ClusterNode:
                 if not is_registered:
                     self._registered = None
                     self._register()
-                # A new session may see the time before the founding, until its first write.
+                # After the first write: before it, a new session may read a state older than
+                # the founding.
                 self._send(ReadCluster())
                 if is_registered:
                     self._begin_session()
@@ -233,13 +233,13 @@ class ClusterNode:
             self._send(request)
 
     def replied(self, request: Request, reply: Reply, now_ms: int) -> list[Effect]:
-        """Take note of an answer."""
+        """Handle a reply of the engine."""
         self._now_ms = now_ms
         if reply.stray and reply.stray not in self._strays:
             self._strays.add(reply.stray)
             self._out.append(Stray(reply.stray))
         if what := self._found_instead(request, reply):
-            # Further answers of this session are not about the cluster that was served.
+            # Ignore further replies of this session: they are about another cluster.
             self._suspend(Suspended())
             self._out.append(Failed(ClusterGone(what)))
             return self._done()
@@ -266,7 +266,7 @@ class ClusterNode:
         return self._done()
 
     def _found_instead(self, request: Request, reply: Reply) -> str:
-        """Return what is there in place of the cluster's data; "" if that is there."""
+        """Describe what was found in place of the cluster's data; "" if the data is there."""
         if reply.code is Code.GONE:
             return f"{reply.value} isn't there"
         is_read = isinstance(request, ReadCluster) and reply.code is Code.OK
@@ -275,19 +275,19 @@ class ClusterNode:
         return ""
 
     def took(self, journal: int, now_ms: int) -> list[Effect]:
-        """Go on reading *journal*: the batches of its oldest `Followed` are replayed."""
+        """Continue reading *journal*: its oldest `Followed` is replayed."""
         self._now_ms = now_ms
         self._pass(self.journals[journal].took(now_ms))
         self._look_for_work()
         return self._done()
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `tick` has something to do, monotonic."""
+        """Return when `tick` is due, in monotonic milliseconds; None if never."""
         deadlines = [journal.next_deadline_ms() for journal in self.journals]
         return min([at for at in (*deadlines, self._work_at_ms) if at is not None], default=None)
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Do what is due: claim what nobody leads, balance, read on."""
+        """Do all due work: claim journals without a leader, balance, read on."""
         self._now_ms = now_ms
         for journal in self.journals:
             self._pass(journal.tick(now_ms))
@@ -298,14 +298,14 @@ class ClusterNode:
         self._look_for_work()
         return self._done()
 
-    # --- what an operator asks ----------------------------------------------------------
+    # --- requests of an operator --------------------------------------------------------
 
     def drain(self, now_ms: int) -> list[Effect]:
-        """Hand over everything, and claim nothing any more.
+        """Hand over all journals, and claim none any more.
 
-        `HandsOver` comes for each journal that it leads. It is over when no journal `is_leading`,
-        or when nobody can take them (`can_hand_over`): a node that is registered may have only just
-        come, and is waited for.
+        `HandsOver` comes for each journal that this node leads. The drain is over when no journal
+        `is_leading`, or when no node can take them (`can_hand_over`): a registered node may have
+        just started, so the drain waits for it.
         """
         self._now_ms = now_ms
         self._is_draining, self._leads_on_until_ms = True, now_ms + SUCCESSOR_MS
@@ -313,12 +313,12 @@ class ClusterNode:
         return self._done()
 
     def move(self, journal: int, to: int, now_ms: int) -> list[Effect]:
-        """Hand one journal over to a ready node, as an operator asks.
+        """Hand one journal over to a ready node, at an operator's request.
 
-        It stays there; if that node has too many then, another one leaves it.
+        The journal stays there; if that node then has too many, balancing moves another one away.
 
         Raises:
-            ValueError: This node does not lead it, or the other one is not ready.
+            ValueError: This node doesn't lead the journal, or node *to* isn't ready.
         """
         self._now_ms = now_ms
         if not self.journals[journal].is_leading:
@@ -331,11 +331,11 @@ class ClusterNode:
     # --- being registered ---------------------------------------------------------------
 
     def _register(self) -> None:
-        # Not ready: others may lead meanwhile what this node led, and it would have to load that.
+        # Not ready: other nodes may lead this node's journals by now, so it must load them.
         self._send(Register(self._registration))
 
     def _begin_session(self) -> None:
-        """Go on: this node is registered in the session that there is."""
+        """Start work: this node is registered in the current session."""
         mine = self._registration
         self._me = Member(mine.node, mine.run, self._session)
         self._registered_session, self._waits_since_ms = self._session, None
@@ -363,7 +363,7 @@ class ClusterNode:
                 for node in reply.value:
                     self._send(ReadNode(node))
                 if self._me is not None and self.node_id not in self._listed:
-                    self._register()  # An ensemble that was set back knows the session alone.
+                    self._register()  # A restored ensemble may know only the session.
             case ReadNode(node):
                 self._saw_node(node, reply)
             case ReadPurged(journal):
@@ -384,12 +384,12 @@ class ClusterNode:
         if self._me is None:
             self._saw_namesake(reply)
         elif reply.code is Code.MISSING:
-            self._register()  # Somebody has removed it.
+            self._register()  # The registration was removed.
         elif reply.owner == self._session:
             self._registered = reply.value
 
     def _saw_stranger(self, node: int) -> None:
-        """Somebody is registered who is no node: none that leads, and none to hand over to."""
+        """Ignore a foreign registration, which can't lead; fail if it has this node's id."""
         self.nodes.pop(node, None)
         self._listed -= {node}
         if node == self._registration.node:
@@ -398,7 +398,7 @@ class ClusterNode:
             self._out.append(Stranger(node))
 
     def _saw_namesake(self, reply: Reply) -> None:
-        """Somebody is registered as this node: a former session of its own, or another node."""
+        """Handle a registration with this node's id: by a former session of it, or another node."""
         mine = self._registration
         if reply.code is Code.MISSING:
             self._register()
@@ -409,12 +409,12 @@ class ClusterNode:
             where = ", ".join(reply.value.endpoints)
             self._fail(f"node {mine.node} is there already, at {where}; each needs its own node.id")
         elif self._waits_since_ms is None:
-            self._waits_since_ms = self._now_ms  # The end of its session, of which a watch tells.
+            self._waits_since_ms = self._now_ms  # A watch announces the end of its session.
 
     def _check_formats(self, other: Registration) -> None:
-        """Refuse to run beside a node, if neither reads what the other one writes.
+        """Fail if *other* and this node have no log format in common.
 
-        Whoever came first stays.
+        Only the newer node fails: one that is ready already stays.
         """
         (lowest, highest), (their_lowest, their_highest) = self.formats, other.formats
         is_new = self._registered is None or not self._registered.is_ready
@@ -426,12 +426,12 @@ class ClusterNode:
             )
 
     def _common_format(self) -> int:
-        """Return the newest format that every node has read for a while; else the oldest."""
+        """Return the newest format that all nodes read for `FORMAT_AFTER_MS`, else the oldest."""
         formats = [self.formats, *(one.registration.formats for one in self.nodes.values())]
         oldest = max(lowest for lowest, _ in formats)
         newest = max(oldest, min(highest for _, highest in formats))
         if not self._listed or self._listed - self.nodes.keys():
-            return oldest  # Until all are known.
+            return oldest  # Not all registrations are known yet.
         self._format = max(oldest, min(self._format, newest))
         if self._format == newest:
             self._newer_since_ms = None
@@ -445,24 +445,24 @@ class ClusterNode:
             self._format = newest
         return self._format
 
-    # --- who leads what -----------------------------------------------------------------
+    # --- leaders of journals ------------------------------------------------------------
 
     def _ready(self) -> set[int]:
         return {node for node, present in self.nodes.items() if present.registration.is_ready}
 
     def _live_leader(self, leader: Leader | None) -> int | None:
-        """Return the node that leads, or is about to renew; None if there is none."""
+        """Return the registered node that leads, or is about to renew; None if there is none."""
         if leader is None or leader.node not in self.nodes:
             return None
         registration, session = self.nodes[leader.node]
         if session != leader.session and registration.run != leader.run:
             return None
         if leader.node == self._registration.node and session != leader.session:
-            return None  # Handed over to a session that had ended: nobody else will claim it.
+            return None  # Handed over to our ended session: no other node claims it.
         return leader.node
 
     def _look_for_work(self) -> None:
-        """Announce, claim, balance and hand over, as far as it is time for it."""
+        """Do all due announcements, claims, balancing and hand-overs."""
         self._work_at_ms = None
         self._release()
         if self._waits_since_ms is not None and self._session:
@@ -504,7 +504,7 @@ class ClusterNode:
     ) -> None:
         me = self._registration.node
         if any(leader is not None for leader in leaders.values()):
-            self._claims_from_ms = self._now_ms  # The cluster is at work.
+            self._claims_from_ms = self._now_ms  # The cluster has leaders: don't wait.
         elif self._claims_from_ms is None:
             self._claims_from_ms = self._now_ms + SETTLE_MS
         if self._now_ms < self._claims_from_ms:
@@ -524,7 +524,7 @@ class ClusterNode:
             self._work_at(due_ms)
 
     def _balance(self, leaders: Mapping[int, int | None], planned: Mapping[int, int]) -> None:
-        """Hand one journal over if others have less; not while one is without a leader."""
+        """Hand one surplus journal over, unless some journal has no leader."""
         surplus = [
             journal.number
             for journal in self.journals
@@ -549,10 +549,10 @@ class ClusterNode:
         successor = Member(to, registration.run, session)
         self._pass(self.journals[journal].hand_over(successor, is_move=is_move))
 
-    # --- what is known of topics --------------------------------------------------------
+    # --- waiting for the topics ---------------------------------------------------------
 
     def _pass(self, effects: list[Effect]) -> None:
-        """Hand the effects of a journal on; what it leads only when the topics are known."""
+        """Pass the effects of a journal on; hold `Leads` back until the topics are known."""
         for effect in effects:
             match effect:
                 case Leads(journal) if journal:
@@ -571,7 +571,7 @@ class ClusterNode:
                     self._hold(held_journal)
 
     def _hold(self, journal: int) -> None:
-        """Tell that *journal* is led here when the topics are known as of now."""
+        """Hold back `Leads` of *journal* until the topics are known as of now."""
         topics = self.journals[0]
         if topics.is_leading:
             self._held[journal] = _Held(confirmation=topics.confirm())
@@ -609,11 +609,11 @@ class ClusterNode:
 
 @dataclass(slots=True)
 class _Held:
-    """Why it is not told yet that a journal is led here.
+    """Condition for a held-back `Leads`.
 
     Attributes:
-        confirmation: Of journal 0, which is led here, too; else 0.
-        catch_up: Of journal 0, which another node leads; else 0.
+        confirmation: Awaited number of `confirm` if this node leads journal 0; else 0.
+        catch_up: Awaited number of `catch_up` if another node leads journal 0; else 0.
         is_over: The confirmation came.
     """
 
@@ -623,10 +623,10 @@ class _Held:
 
 
 def _hosts(registration: Registration) -> set[str]:
-    """Return where a node is. Its ports may be others after a restart."""
+    """Return the hosts of a node, without ports: a restart may change those."""
     return {host for host, _ in registration.addresses}
 
 
 def _standing(journal: ReplicatedJournal) -> tuple[object, ...]:
-    """Return what the plan depends on."""
+    """Return the state of *journal* that the plan depends on."""
     return journal.leader, journal.role, journal.is_ready

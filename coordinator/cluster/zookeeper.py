@@ -1,46 +1,47 @@
-"""The engine over a real ensemble: requests go to kazoo, answers and events to the event loop.
+"""The engine over a real ensemble: requests go to kazoo, replies and events to the event loop.
 
-Of kazoo this takes the connection alone: its thread, the bytes of the protocol, the search for a
-server that answers. It takes none of what kazoo builds on that. Retries send what may have been
-applied; locks and elections say who led a moment ago, and are no fences.
+This module uses only kazoo's connection: its thread, the bytes of the protocol, the search for a
+server that answers. It doesn't use kazoo's recipes. Their retries repeat requests that may have
+been applied; their locks and elections tell a leader of the past, and are no fences.
 
-The way back
-============
+From kazoo's thread to the event loop
+=====================================
 
-kazoo leaves threads, sockets and the place of results to a handler, and here that is `_Handler`.
-Whatever the connection's thread has to tell, answers, watches, and the state of the session, it
-puts at once into the mailbox of the event loop, in the order in which it came. That makes the
-contract of `engine`; and kazoo's own worker threads, two hops of a request's way, aren't there.
+kazoo leaves threads, sockets and the delivery of results to a handler, here `_Handler`. The
+connection's thread puts all answers, watches and states of the session at once into the mailbox of
+the event loop, in the order of their arrival. This order fulfils the contract of `engine`, and
+saves kazoo's own worker threads: two hops on the way of each request.
 
-All state is the event loop's. What the thread says of a connection that the loop doesn't know
-yet, or no more, does no harm:
+All state belongs to the event loop. Messages of the thread about a connection that the loop doesn't
+know yet, or has given up, do no harm:
 
-- A request that is submitted while the news of a broken connection is on its way may lie in
-  kazoo's queue, and go out on the next connection. It was answered LOST when the news came, so
-  its answer finds nobody. Engines do that to whoever uses them: the protocol is made for it.
-- kazoo loses some requests for good: those that were queued in the moment in which a session
-  ends. They, too, are answered LOST when the news comes.
+- A request submitted while the message of a broken connection is in the mailbox may lie in kazoo's
+  queue, and be sent on the next connection. The message answers it LOST, so its answer is ignored.
+  The contract of `engine` allows this: a LOST request may be applied later.
+- kazoo loses some requests for good: those queued at the moment at which a session ends. They are
+  answered LOST by the message, too.
 
 Servers that don't answer
 =========================
 
-A server that hangs, and a balancer, take connections and answer nothing; and where answers alone
-are lost each try to connect would prolong the session, in whose name nobody else may lead. So
-before kazoo connects, the servers are asked what they are (`srvr`), side by side, and it gets a
-connection to one that has answered. A connection on which an answer is overdue is ended.
+A hanging server, and a load balancer, accept connections and answer nothing. If only answers are
+lost, each attempt to connect would prolong the session, and no other node may lead until it ends.
+So before kazoo connects, all servers are queried (`srvr`) concurrently, and kazoo gets a connection
+to one that has answered. A connection with an overdue answer is closed.
 
-A client that comes to nothing
-==============================
+Replacing kazoo's client
+========================
 
-kazoo's thread ends at anything that it doesn't know, and at a log-in that is refused; and it
-may hang where a name is looked up. `ZooKeeper.run` sees to that: it makes another client. If the
-thread has ended, the new one goes on with its session: nothing of the old one can come any more.
-And it goes on from what that one has seen, as a server that is behind would show it the past.
+kazoo's thread ends at any error unknown to it, and at a refused log-in; and it may hang in a name
+lookup. `ZooKeeper.run` then makes a new client. If the thread has ended, the new client resumes its
+session: the old client can send nothing any more. The new client also starts from the last zxid
+that the old one has seen, as a server that is behind could show it an older state.
 
-So it does if no server has let the client in for a while. A server refuses whoever has seen more
-than it has itself, for ever if the ensemble was set back to a backup; whoever comes with a new
-session has seen nothing, and finds out what is missing. Where each server that serves has refused
-the client twice, the length of a session is enough: its own has ended by then, or never goes on.
+A client is also replaced if no server has let it in for a while. A server refuses a client that has
+seen a later state than its own: for ever, if the ensemble was restored from a backup. A client with
+a new session has seen nothing, is let in, and detects the missing data. If each serving server has
+refused the client twice, one session timeout is long enough: its session has ended by then, or can
+never be resumed.
 """
 
 import errno
@@ -77,25 +78,26 @@ from coordinator.config import ConfigError, Settings
 
 T = TypeVar("T")
 Done = Callable[[outcome.Outcome[Any]], None]
-# Has a function called in the event loop; callable from any thread.
+# Calls a function in the event loop; callable from any thread.
 Deliver = Callable[[Done, outcome.Outcome[Any]], None]
 EmitEvent = Callable[[str, dict[str, Any]], None]
 
-# A server has that share of a session's time to take a connection, and to answer.
+# Divisor of the session timeout: time limit of a server to accept a connection, and to answer.
 _CONNECT_SHARE: Final = 3
-# Between two servers that are asked whether they serve, in seconds.
+# Delay between the queries of two servers, in seconds.
 _HEAD_START_S: Final = 0.1
-# What `srvr` says without a majority; the other, where the server has readonlymode.enabled.
+# Answers of `srvr` without a majority; the second one if readonlymode.enabled is set.
 _SERVES_NOBODY: Final = ("not currently serving requests", "Mode: read-only")
-# Between two rounds over all servers.
+# Delay between two rounds over all servers, in seconds.
 _RETRY_S: Final = 0.05
 _RETRY_MAX_S: Final = 0.5
-# A client that hasn't tried any server for so many of its session's timeouts hangs.
+# Session timeouts without an attempt to connect, after which a client counts as hanging.
 _HANGS_AFTER: Final = 3
-# One that was let in by none for so many. An ensemble without a majority is back before that.
+# Session timeouts without a connection, after which a client is replaced. An ensemble that lost
+# its majority is usually back before that.
 _GIVEN_UP_AFTER: Final = 5
 _LOOK_S: Final = 0.5
-# Between a client that came to nothing and the next one.
+# Delay before a client is replaced, in seconds.
 _RENEWAL_S: Final = 1.0
 _CLOSE_S: Final = 2.0
 _VISIT_LOOK_S: Final = 0.05
@@ -103,7 +105,7 @@ _EPHEMERAL: Final = 1
 _READ_BYTES: Final = 65_536
 
 _LOG_IN: Final = "the server wants a log-in, and there was none, or it failed"
-# What the server says of a request that it surely did not do; of all else nobody knows.
+# Server errors of requests that certainly weren't applied; all others mean an unknown outcome.
 _ODD: Final[dict[type[Exception], str]] = {
     zk.NoAuthError: "ZooKeeper's rules don't allow it",
     zk.InvalidACLError: "ZooKeeper knows nobody to give the rights of a new znode to",
@@ -115,30 +117,30 @@ _ODD: Final[dict[type[Exception], str]] = {
     zk.UnimplementedError: "ZooKeeper can't do it",
     zk.SessionClosedRequireSaslError: _LOG_IN,
 }
-# Of what kazoo complains about.
+# Warnings of kazoo that are no reason for a failure.
 _NO_REASONS: Final = frozenset({"Transition to CONNECTING"})
 _FAILURES: Final = {
     zk.NodeExistsError: znodes.Failure.NODE_EXISTS,
     zk.NoNodeError: znodes.Failure.NO_NODE,
     zk.BadVersionError: znodes.Failure.BAD_VERSION,
 }
-# What is said of the changes before and behind the one that failed.
+# Results of the changes before and after the failed one.
 _BESIDE: Final = (zk.RolledBackError, zk.RuntimeInconsistency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How an ensemble is reached.
+    """Connection settings of an ensemble.
 
     Attributes:
-        hosts: Its servers, as ``host:port``, several parted by commas.
-        chroot: Before all paths; "" for none, or ``/`` and names.
-        session_timeout_ms: After so long without a word ZooKeeper ends the session.
-        new_tls: Makes what a connection is encrypted with, from files that may have been written
-            anew; None for plain ones.
-        user: Who logs in, by DIGEST-MD5; "" for nobody.
-        password: Likewise.
-        is_owned: Only who makes a znode has rights on it.
+        hosts: Servers as ``host:port``, separated by commas.
+        chroot: Prefix of all paths; "" for none, else ``/`` and names.
+        session_timeout_ms: Time without a message after which ZooKeeper ends the session.
+        new_tls: Returns a TLS context, from files that may have changed; None for plain
+            connections.
+        user: User for the DIGEST-MD5 log-in; "" for no log-in.
+        password: Password of *user*.
+        is_owned: Only the user that creates a znode gets rights on it.
     """
 
     hosts: str
@@ -151,10 +153,10 @@ class Access:
 
 
 def access_of(settings: Settings) -> Access:
-    """Return how the ensemble is reached that *settings* name.
+    """Return the connection settings of the ensemble from *settings*.
 
     Raises:
-        ConfigError: There is none, or a file can't be used; the message names the setting.
+        ConfigError: No ensemble is set, or a file can't be used; the message names the setting.
     """
     ensemble = settings.zookeeper()
     if ensemble is None:
@@ -177,7 +179,7 @@ def access_of(settings: Settings) -> Access:
 
 
 def _new_tls(settings: Settings) -> ssl.SSLContext:
-    """Return what a connection is encrypted with. Raises ConfigError."""
+    """Return the TLS context of a connection. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     path = settings.cluster_zookeeper_ssl_truststore_location
@@ -217,7 +219,7 @@ def _first_line(name: str, path: str) -> str:
 
 
 class _Answer:
-    """Where kazoo puts what became of a request, in its thread; opened in the event loop."""
+    """Result holder that kazoo fills in its thread; *open_* is called in the event loop."""
 
     __slots__ = ("_deliver", "_open")
 
@@ -226,26 +228,26 @@ class _Answer:
         self._open = open_
 
     def set(self, value: object = None) -> None:
-        """It was answered."""
+        """Deliver the answer."""
         self._deliver(self._open, outcome.Value(value))
 
     def set_exception(self, exc: Exception) -> None:
-        """It was answered by an error, or is lost."""
+        """Deliver an error: the server's, or a lost request."""
         self._deliver(self._open, outcome.Error(exc))
 
 
 class _TimedOutError(Exception):
-    """What kazoo's connection waited for did not come."""
+    """A wait of kazoo's connection timed out."""
 
 
 class _Handler:
-    """What kazoo asks for threads and sockets, and where it puts what it has to tell.
+    """Handler for kazoo: makes threads and sockets, and delivers results to the event loop.
 
     Attributes:
-        tried_s: When it last tried to reach a server.
-        heard_s: When something last came over a connection.
-        refusals: Connections to servers that say that they serve, since one was last used.
-        server: The server of the latest connection, as ``host:port``.
+        tried_s: Time of the last attempt to connect, by *clock_s*.
+        heard_s: Time of the last data received, by *clock_s*.
+        refusals: Connections made to servers that said they serve, since one was last used.
+        server: Server of the latest connection, as ``host:port``.
     """
 
     name = "mailbox"
@@ -256,7 +258,7 @@ class _Handler:
     def __init__(
         self, access: Access, deliver: Deliver, ended: Done, clock_s: Callable[[], float]
     ) -> None:
-        """Make it; *ended* is called in the event loop when the connection's thread has ended."""
+        """Prepare; *ended* is called in the event loop when the connection's thread has ended."""
         self._deliver = deliver
         self._ended = ended
         self._clock_s = clock_s
@@ -269,17 +271,17 @@ class _Handler:
         self.server = ""
 
     def start(self) -> None:
-        """There are no workers to start."""
+        """Do nothing: there are no workers."""
 
     def stop(self) -> None:
-        """There are none to stop."""
+        """Do nothing: there are no workers."""
 
     def async_result(self) -> _Answer:
-        """Nobody waits for what kazoo asks by itself."""
+        """Return a holder whose result is dropped: kazoo's own requests need no result."""
         return _Answer(self._deliver, lambda _: None)
 
     def dispatch_callback(self, callback: Callback) -> None:
-        """Have a watch called in the event loop."""
+        """Call a watch in the event loop."""
         self._deliver(lambda _: callback.func(*callback.args), outcome.Value(None))
 
     event_object = staticmethod(threading.Event)
@@ -287,10 +289,10 @@ class _Handler:
     rlock_object = staticmethod(threading.RLock)
 
     def spawn(self, function: Callable[[], None]) -> threading.Thread:
-        """Run the connection in a thread, which must not keep the process from ending."""
+        """Run the connection in a daemon thread, so that it never keeps the process alive."""
 
         def run() -> None:
-            with suppress(Exception):  # It has been logged.
+            with suppress(Exception):  # Logged already.
                 function()
             self._deliver(self._ended, outcome.Value(None))
 
@@ -299,13 +301,13 @@ class _Handler:
         return thread
 
     def create_socket_pair(self) -> tuple[socket.socket, socket.socket]:
-        """Return what wakes the connection: its end, and the one of those who wake it."""
+        """Return the pair that wakes the connection: its reading end, and the writing end."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)  # The event loop must not wait for a thread that hangs.
         return reader, writer
 
     def create_connection(self, address: tuple[str, int], hostname: str, **_: object) -> "_Stream":
-        """Connect to this server, or to another one that answers. Raises OSError if none does."""
+        """Connect to this server, or to another that answers. Raises OSError if none does."""
         self.tried_s = self._clock_s()
         asked = Server(*address, hostname)
         others = [one for one in self._servers if (one.name, one.port) != (hostname, asked.port)]
@@ -317,22 +319,22 @@ class _Handler:
             sock = encrypted(sock, server.name, self._new_tls)
         except Exception as exc:
             sock.close()
-            # With anything else kazoo's thread would end, and of this it tells the second part.
+            # Any other exception would end kazoo's thread; kazoo logs the second argument.
             raise OSError(errno.ECONNABORTED, str(exc)) from exc
-        self.refusals += 1  # Unless this one comes to be used.
+        self.refusals += 1  # Reset once a connection is used.
         self._stream = stream = _Stream(sock, self._connect_s, self._hear)
         return stream
 
     @property
     def is_refused(self) -> bool:
-        """Whether there were connections for each server to refuse twice."""
+        """Whether there were at least two refused connections per server."""
         return self.refusals >= 2 * len(self._servers)
 
     def _hear(self) -> None:
         self.heard_s = self._clock_s()
 
     def hang_up(self) -> None:
-        """End the connection: an answer is overdue."""
+        """Close the connection: an answer is overdue."""
         if self._stream is not None:
             self._stream.hang_up()
 
@@ -343,10 +345,10 @@ class _Handler:
         _: Sequence[object],
         timeout_s: float | None = None,
     ) -> tuple[Sequence[object], Sequence[object], Sequence[object]]:
-        """Wait as the system call of this name does, for any descriptor.
+        """Wait as the system call `select` does, but for descriptors of any number.
 
-        A stream waits by itself when it is written to. What it has read ahead doesn't make its
-        descriptor readable.
+        Writers are always ready: `_Stream.send` waits itself. Data that a stream has read ahead
+        doesn't make its descriptor readable, so such streams count as readable here.
         """
         if writers:
             return [], writers, []
@@ -362,8 +364,8 @@ class _Handler:
 class _Stream:
     """A connection that reads ahead.
 
-    Kazoo reads an answer in two parts, and looks for each whether it is there. With TLS it waits
-    for the next answer though that may be decrypted already.
+    kazoo reads an answer in two parts, and waits on the socket for each. With TLS, that would wait
+    for data from the network, though the answer may be decrypted already.
     """
 
     def __init__(
@@ -379,18 +381,18 @@ class _Stream:
         self.close = sock.close
 
     def hang_up(self) -> None:
-        """Have who reads find that the server doesn't answer; callable from any thread."""
+        """Make the reader fail with a timeout; callable from any thread."""
         self._is_overdue = True
         with suppress(OSError):  # The connection is over already.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Without a word of TLS.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Without the TLS closing alert.
 
     def pending(self) -> int:
-        """Return how many bytes are there without a look at the socket."""
+        """Return the number of bytes readable without the socket."""
         decrypted = self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
         return len(self._ahead) + decrypted
 
     def recv(self, size: int) -> bytes:
-        """Return what is there, *size* bytes at most."""
+        """Return the next bytes, *size* at most. Raises OSError if an answer is overdue."""
         if not self._ahead:
             self._ahead = self._sock.recv(_READ_BYTES)
             if self._is_overdue:
@@ -400,7 +402,7 @@ class _Stream:
         return data
 
     def send(self, data: bytes) -> int:
-        """Send some of it; return how many bytes. Raises OSError if there is no room in time."""
+        """Send some bytes; return their number. Raises OSError if the server takes none in time."""
         while True:
             try:
                 return self._sock.send(data)
@@ -414,7 +416,7 @@ class _Stream:
 def encrypted(
     sock: socket.socket, hostname: str, new_tls: Callable[[], ssl.SSLContext] | None
 ) -> socket.socket:
-    """Return *sock*, with TLS over it if there is to be any; it must be the server's."""
+    """Return *sock*, wrapped in TLS unless *new_tls* is None; the certificate is checked."""
     return sock if new_tls is None else new_tls().wrap_socket(sock, server_hostname=hostname)
 
 
@@ -422,8 +424,8 @@ class Server(NamedTuple):
     """A server of an ensemble.
 
     Attributes:
-        host: Its name or its address.
-        name: In its certificate.
+        host: Host name or address.
+        name: Host name in the certificate.
     """
 
     host: str
@@ -432,21 +434,23 @@ class Server(NamedTuple):
 
 
 def srvr(server: Server, new_tls: Callable[[], ssl.SSLContext] | None, patience_s: float) -> str:
-    """Return what a server tells of itself. Raises OSError."""
+    """Return a server's answer to the command `srvr`. Raises OSError."""
     answer = bytearray()
     with (
         socket.create_connection((server.host, server.port), patience_s) as plain,
         encrypted(plain, server.name, new_tls) as sock,
     ):
         sock.sendall(b"srvr")
-        with suppress(ConnectionError, ssl.SSLEOFError):  # A server hangs up without a farewell.
+        with suppress(
+            ConnectionError, ssl.SSLEOFError
+        ):  # Servers close without the TLS closing alert.
             while data := sock.recv(_READ_BYTES):
                 answer += data
     return answer.decode(errors="replace")
 
 
 def serves(answer: str) -> bool:
-    """Say whether a server that has answered *answer* to `srvr` lets clients write."""
+    """Return whether a server with this answer to `srvr` lets clients write."""
     return not any(words in answer for words in _SERVES_NOBODY)
 
 
@@ -455,11 +459,11 @@ def first_to_serve(
 ) -> Server:
     """Return the first server that answers and serves.
 
-    Each next one is asked a moment later than the one before; those that refuse, which may elect,
-    are asked again while others are silent.
+    Servers are queried `_HEAD_START_S` apart. Those that refuse, perhaps during an election, are
+    queried again while others don't answer.
 
     Raises:
-        OSError: None does in time.
+        OSError: No server serves within *patience_s*.
     """
     answers: SimpleQueue[tuple[Server, Exception | None]] = SimpleQueue()
 
@@ -493,14 +497,14 @@ def first_to_serve(
 
 
 class _LastWords(logging.Handler):
-    """Remembers what kazoo complained of last, instead of printing it."""
+    """Keeps kazoo's last warning, instead of printing it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take it; with the exception, as that is what a bug looks like from here."""
+        """Keep the message with its exception, the only trace of a bug in kazoo's thread."""
         failed = record.exc_info and record.exc_info[1]
         if isinstance(failed, zk.SessionClosedRequireSaslError):
             self.text = _LOG_IN
@@ -509,7 +513,7 @@ class _LastWords(logging.Handler):
 
 
 def quiet_logger(words: logging.Handler) -> logging.Logger:
-    """Return a logger for kazoo of which only *words* hears."""
+    """Return a logger for kazoo with *words* as its only handler."""
     logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001 - no other one knows of it
     logger.addHandler(words)
     return logger
@@ -518,7 +522,7 @@ def quiet_logger(words: logging.Handler) -> logging.Logger:
 # --- Operations as packets -----------------------------------------------------------------
 
 _INT: Final = struct.Struct(">i")
-# Of each change, and of each result: its kind, whether it is the mark of the end, and an error.
+# Header of each change and each result: kind, end mark, error code.
 _HEADER: Final = struct.Struct(">i?i")
 _ERROR: Final = -1
 _END: Final = _HEADER.pack(_ERROR, True, -1)
@@ -533,19 +537,18 @@ _CHANGE_HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _MultiRead:
-    """Many getData in one request, which kazoo doesn't know; ZooKeeper does since 3.6."""
+    """Many getData in one request: part of ZooKeeper since 3.6, but missing in kazoo."""
 
     type: ClassVar[int] = 22
     paths: tuple[str, ...]
 
     def serialize(self) -> bytes:
-        """Return its bytes."""
         gets = [_GET_DATA + packets.GetData(path, None).serialize() for path in self.paths]
         return b"".join((*gets, _END))
 
     @staticmethod
     def deserialize(data: bytes, offset: int) -> list[tuple[bytes, Any] | Exception]:
-        """Return of each path what getData would, or the error."""
+        """Return for each path the result of getData, or the error."""
         results: list[tuple[bytes, Any] | Exception] = []
         while True:
             kind, is_done, code = _HEADER.unpack_from(data, offset)
@@ -562,18 +565,17 @@ class _MultiRead:
 
 
 class _Transaction:
-    """A multi. Kazoo's own makes an object of each change, and of each result."""
+    """A multi. kazoo's own is slower: it makes an object of each change and each result."""
 
     type: ClassVar[int] = 14
 
     def __init__(self, changes: Sequence[znodes.Change], root: str, acl: bytes) -> None:
-        """Make it, under the chroot *root*; what it creates gets the rights *acl*, as bytes."""
+        """Prepare *changes* under the chroot *root*; created znodes get *acl*, in encoded form."""
         self._changes = changes
         self._root = root
         self._acl = acl
 
     def serialize(self) -> bytes:
-        """Return its bytes."""
         parts: list[bytes] = []
         for change in self._changes:
             path = (self._root + change.path).encode()
@@ -620,7 +622,7 @@ def packet(
     acl: bytes,
     watcher: Callable[[WatchedEvent], None],
 ) -> Any:
-    """Return what kazoo sends for *operation*, under the chroot *root*."""
+    """Return kazoo's packet for *operation*, under the chroot *root*."""
     match operation:
         case znodes.Multi(changes):
             return _Transaction(changes, root, acl)
@@ -635,7 +637,7 @@ def packet(
 
 
 def result(operation: znodes.Operation, answer: outcome.Outcome[Any]) -> znodes.Result:
-    """Return what kazoo's answer says of *operation*."""
+    """Return the result of *operation* from kazoo's answer."""
     try:
         value = answer.unwrap()
         match operation:
@@ -681,31 +683,31 @@ def _result_of_multi(errors: Sequence[Exception]) -> znodes.Result:
 
 @dataclass(frozen=True, slots=True)
 class _Watcher:
-    """What kazoo calls when something is different: equal to another one of the same request.
+    """Watch callback for kazoo, which compares equal for equal requests.
 
-    kazoo keeps a set of them for each path, and so the same is not kept twice.
+    kazoo keeps a set of callbacks per path, so an equal watch isn't kept twice.
     """
 
     fired: Callable[[Request], None]
     request: Request
 
     def __call__(self, _: WatchedEvent) -> None:
-        """Tell it. When a connection breaks all are called, but then they are forgotten already."""
+        """Fire. kazoo calls all watches of a broken connection, but those are forgotten by then."""
         self.fired(self.request)
 
 
 class Clients(Protocol):
-    """How a client of kazoo's is made; tests have another one."""
+    """Factory of kazoo clients; tests replace it."""
 
     def __call__(self, **options: Any) -> Any:
-        """Make it, with kazoo's own options."""
+        """Return a client with kazoo's own options."""
 
 
 class ZooKeeper:
     """An `Engine` over an ensemble.
 
     Attributes:
-        session: That of the connection, or of the last one; 0 before the first.
+        session: Session of the current or last connection; 0 before the first.
     """
 
     def __init__(
@@ -718,15 +720,15 @@ class ZooKeeper:
         clients: Clients = KazooClient,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make it; it connects when it `run`s.
+        """Prepare; `run` connects.
 
         Args:
-            access: How the ensemble is reached.
-            deliver: The way back to the event loop.
-            tell: Called in the event loop with what nobody has asked for.
+            access: Connection settings of the ensemble.
+            deliver: Calls a function in the event loop, from any thread.
+            tell: Called in the event loop with each `Event`.
             emit_event: Logs an event.
             clients: Makes the clients.
-            clock_s: How time passes, for any thread.
+            clock_s: Monotonic clock in seconds; callable from any thread.
         """
         self._access = access
         self._acl = OWNED if access.is_owned else OPEN
@@ -744,16 +746,16 @@ class ZooKeeper:
         self._handler: _Handler
         self._ended = trio.Event()
         self._resumable: tuple[int, bytes] | None = None
-        self._seen_zxid = 0  # By the session; kazoo forgets it when its thread ends.
+        self._seen_zxid = 0  # Of the session; kazoo forgets it when its thread ends.
         self.session = 0
 
     @property
     def server(self) -> str:
-        """With whom the connection is, or was, or is being tried."""
+        """Server of the latest connection or attempt, as ``host:port``."""
         return self._handler.server
 
     def submit(self, request: Request, done: Callable[[Reply], None]) -> None:
-        """Have *request* done, and *done* called with the answer."""
+        """Submit *request*; *done* is called with the reply."""
         operation = znodes.operation(request)
         self._submitted = number = self._submitted + 1
         self._pending[number] = partial(self._answer, request, operation, done)
@@ -766,7 +768,7 @@ class ZooKeeper:
         self._client._call(asked, answer)  # noqa: SLF001 - the one way for a packet of our own
 
     def _open(self, number: int, answer: outcome.Outcome[Any]) -> None:
-        """Take an answer, unless the request was lost before."""
+        """Handle an answer, unless the request was answered LOST before."""
         if opened := self._pending.pop(number, None):
             opened(answer)
 
@@ -790,9 +792,9 @@ class ZooKeeper:
     # --- the session ---
 
     async def run(self) -> None:
-        """Keep a client, and another one when it comes to nothing; until cancelled.
+        """Keep a client, and replace it when it fails, until cancelled.
 
-        Then nothing is answered any more, and nothing told.
+        After cancellation no reply and no event comes any more.
         """
         try:
             while True:
@@ -806,7 +808,7 @@ class ZooKeeper:
             self._is_connected = False
             self._pending.clear()
             self._watched.clear()
-            # Others wait for the end of the session. A server that hangs is not waited for.
+            # End the session, as other nodes wait for its end; but don't wait for a hanging server.
             with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S, shield=True):
                 await trio.to_thread.run_sync(_end, self._client, abandon_on_cancel=True)
 
@@ -822,7 +824,7 @@ class ZooKeeper:
         client.start_async()
 
     def _note_state(self, client: Any) -> None:
-        """Pass a change on, in kazoo's thread."""
+        """Deliver a change of the state to the event loop; runs in kazoo's thread."""
         state, session, zxid = client.client_state, client.client_id, client.last_zxid
         changed = partial(self._changed, client, state, session, zxid)
         self._deliver(changed, outcome.Value(None))
@@ -857,7 +859,7 @@ class ZooKeeper:
         self._tell(Connected(self.session))
 
     def _suspended(self, reason: str) -> None:
-        """Have all that is on its way lost."""
+        """Answer all requests in flight LOST, and announce `Suspended`."""
         if not self._is_connected:
             return
         self._is_connected = False
@@ -869,7 +871,7 @@ class ZooKeeper:
         self._tell(Suspended(round((self._clock_s() - self._handler.heard_s) * 1000)))
 
     async def _until_over(self) -> str:
-        """Return why, when the client has come to nothing."""
+        """Wait until the client has failed; return the reason."""
         session_s = self._access.session_timeout_ms / 1000
         hangs_s, given_up_s = _HANGS_AFTER * session_s, _GIVEN_UP_AFTER * session_s
         connected_s = self._clock_s()
@@ -884,15 +886,15 @@ class ZooKeeper:
                 last = self._handler.heard_s, next(iter(self._pending), None)
                 silent_looks = silent_looks + 1 if last == seen and self._pending else 0
                 seen = last
-                # Looks are counted: a process that has stood still has not listened either.
+                # Count looks, not time: a process that was stopped hasn't read answers either.
                 if silent_looks * _LOOK_S >= session_s / _CONNECT_SHARE:
                     self._handler.hang_up()
             elif self._handler.is_refused and now_s - connected_s > session_s:
-                # The servers have ended the session by now, or know less than it has seen.
+                # The session has ended by now, or has seen a later state than the servers have.
                 self._resumable = None
                 return f"every server refuses us: {self._words.text}"
             elif now_s - self._handler.tried_s > hangs_s:
-                # It may wake up in the session that it had, and end it.
+                # Use a new session: the old client may wake up later, and end its own.
                 self._resumable = None
                 return f"no server was tried for {hangs_s:.0f} s"
             elif now_s - connected_s > given_up_s:
@@ -933,32 +935,32 @@ def _client(
 
 
 def _dismiss(client: Any) -> None:
-    """End a client in a thread, as kazoo waits for its own one to end."""
+    """End a client in a thread of its own, as kazoo blocks until its thread has ended."""
     threading.Thread(target=_end, args=(client,), name="zookeeper-end", daemon=True).start()
 
 
 def _end(client: Any) -> None:
-    with suppress(Exception):  # It hangs: then its session ends by itself.
+    with suppress(Exception):  # If the client hangs, its session times out.
         client.stop()
         client.close()
 
 
-# --- For who may wait ----------------------------------------------------------------------
+# --- Blocking sessions ---------------------------------------------------------------------
 
 
 class Visit:
-    """A session for who may wait: one operation after the other, in threads without event loop."""
+    """A blocking session for threads without an event loop: one operation at a time."""
 
     def __init__(self, access: Access, *, patience_s: float) -> None:
         """Connect.
 
         Args:
-            access: How the ensemble is reached.
-            patience_s: How long to wait for the connection, and for each answer.
+            access: Connection settings of the ensemble.
+            patience_s: Time limit for the connection, and for each answer.
 
         Raises:
             ClusterRefused: The log-in is refused.
-            EnsembleUnreachable: There is no connection in that time.
+            EnsembleUnreachable: No connection within *patience_s*.
         """
         self._access = access
         self._patience_s = patience_s
@@ -978,7 +980,7 @@ class Visit:
         deadline_s = time.monotonic() + self._patience_s
         where = f"ZooKeeper at {self._access.hosts}"
         while time.monotonic() < deadline_s:
-            # Kazoo says that it is connected, and then logs in: only an answer tells that it has.
+            # kazoo reports a connection before the log-in: only an answer proves that succeeded.
             found = self.do(znodes.Look("/")) if live.wait(_VISIT_LOOK_S) else znodes.Lost()
             if isinstance(found, znodes.Odd):
                 raise ClusterRefused(f"{where} refuses us: {found.reason}")
@@ -989,7 +991,7 @@ class Visit:
         raise EnsembleUnreachable(f"{where} can't be reached: {self._words.text}")
 
     def do(self, operation: znodes.Operation) -> znodes.Result:
-        """Do it, and return what came of it; `Lost` if no answer came in time."""
+        """Do *operation*; return its result, `Lost` if no answer came in time."""
         box: SimpleQueue[outcome.Outcome[Any]] = SimpleQueue()
         asked = packet(operation, self._access.chroot, self._acl, lambda _: None)
         self._client._call(asked, _Answer(_at_once, box.put))  # noqa: SLF001 - as in `submit`
@@ -999,11 +1001,11 @@ class Visit:
             return znodes.Lost()
 
     def ask(self, request: Request) -> Reply:
-        """Do a request, and return its answer; LOST if none came in time."""
+        """Do *request*; return its reply, LOST if none came in time."""
         return znodes.reply(request, self.do(znodes.operation(request)))
 
     def run(self, asking: Generator[Request, Reply, T]) -> T:
-        """Do all requests that *asking* yields; return what it returns."""
+        """Do all requests that *asking* yields; return its result."""
         try:
             request = next(asking)
             while True:
@@ -1013,15 +1015,12 @@ class Visit:
             return result
 
     def close(self) -> None:
-        """End the session."""
         _end(self._client)
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the session."""
         self.close()
 
 
