@@ -81,7 +81,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """This node may be deposed: answer all waiting requests; `LoadAnew` follows.
+    """This node leads no more, a new leader may write: answer waiting requests; `LoadAnew` follows.
 
     Answer 1000 to requests that wait for an offset up to the one in *unknown*: their writes may or
     may not be in the log. Answer 16 to all others: their writes aren't in the log. Writes that are
@@ -119,7 +119,7 @@ class KeptLead:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The connection has been away for `PAUSE_MS`, or less if the session is shorter.
+    """The connection has been away for `PAUSE_MS`, or less if the session may end sooner.
 
     Until `Resumed` or `Deposed`: answer 15 to new requests, let waiting ones wait, and suspend
     deadlines.
