@@ -361,7 +361,7 @@ class Connection:
             except ConnectionLost:
                 return  # Or the server can't tell now: it will end the connection itself.
             except FatalError as exc:
-                # Whoever asks next connects anew, and is told why that fails.
+                # The next request connects anew, and gets the error if that fails.
                 self.close(f"the log-in could not be renewed: {exc}")
 
 

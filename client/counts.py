@@ -1,4 +1,4 @@
-"""What a client counts about itself: plain numbers, for whoever shows them (`client.metrics`).
+"""Counters of a client, as plain numbers; `client.metrics` shows them.
 
 They are written in the client's own thread, and may be read in any: a reader copies them.
 """
@@ -14,7 +14,7 @@ NO_ANSWER: Final = "no answer"
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What all members of one group counted in one client, those that have left included.
+    """Counters of one group in one client, over all its members, also those that have left.
 
     Attributes:
         rebalances: Assignments that they were given, and how long each took, in seconds
@@ -29,11 +29,11 @@ class GroupCounts:
 
 @dataclass(slots=True)
 class ClientCounts:
-    """What one client counted.
+    """Counters of one client.
 
     Attributes:
-        answers: Name of the API and of the error -> how many; "no answer" where the connection
-            ended or time ran out. Retries count one by one.
+        answers: Name of the API and of the error -> number of answers; "no answer" where the
+            connection ended or time ran out. Retries count one by one.
         durations: Name of the API -> how long its answers took, in seconds.
         groups: Group -> what its members counted.
 
@@ -71,10 +71,10 @@ class ClientCounts:
 
 
 class MemberNow(NamedTuple):
-    """A member of the moment.
+    """Snapshot of a member.
 
     Attributes:
-        heartbeat_age_s: Since a heartbeat was answered; None before the first.
+        heartbeat_age_s: Seconds since a heartbeat was answered; None before the first.
 
     """
 
@@ -86,10 +86,10 @@ class MemberNow(NamedTuple):
 
 
 class ClientNow(NamedTuple):
-    """A client of the moment.
+    """Snapshot of a client.
 
     Attributes:
-        outage_s: For how long the address has been away that is so longest; 0 if none is.
+        outage_s: The longest running outage of an address, in seconds; 0 without one.
         counts: What it has counted so far: the counters themselves, so copy before iterating.
 
     """

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller should do about it.
+"""Exceptions of the client, one class for each reaction of the caller.
 
 A code of the wire protocol never reaches a caller as a bare number to be compared:
 the class says what to do, the message says what happened, `code` is for logs.
@@ -13,7 +13,7 @@ from protocol.text import some_of
 
 
 class CoordinatorError(Exception):
-    """Base class of everything this package raises about the coordinator.
+    """Base class of the exceptions that this package raises about the coordinator.
 
     Attributes:
         group_code: The wire code with which the group answered a member, where one is behind it.
@@ -118,8 +118,8 @@ class FatalError(CoordinatorError):
 class AuthenticationFailed(FatalError):
     """One end isn't sure who the other is: a certificate, a password, a token, a setting of these.
 
-    The message says which, and what to look at. It is never tried again by itself; who wants to,
-    after the credentials were changed, makes the same call again.
+    The message names the cause and the setting to check. The client never retries by itself; after
+    the credentials were changed, make the same call again.
     """
 
 
@@ -183,5 +183,5 @@ def code_text(code: int, message: str | None = None) -> str:
     else:
         text = f"{ErrorCode(code).name} ({code}): {info.meaning}"
         if message is not None and message.lower() == info.meaning.rstrip(".").lower():
-            return text  # It says the same.
+            return text  # The message only repeats the meaning.
     return f"{text} {message}" if message else text

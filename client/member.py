@@ -534,7 +534,7 @@ class Commits:
         try:
             await self.commit_stored(partitions, timeout_ms)
         except Rebalanced:
-            pass  # They are gone already.
+            pass  # The partitions are lost already.
         except OutcomeUnknown as exc:
             if exc.group_code is None:
                 raise

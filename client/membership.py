@@ -66,7 +66,7 @@ UserData = Callable[[str, tuple[str, ...], tuple[TopicPartition, ...], int], byt
 
 
 class Assignment(NamedTuple):
-    """What this member may read and commit in one generation; ``partitions`` is sorted."""
+    """Partitions that this member may read and commit in one generation, sorted."""
 
     generation: int
     member_id: str
@@ -169,7 +169,7 @@ Owned = tuple[TopicPartition, ...]
 
 
 class Change(Enum):
-    """What becomes of partitions."""
+    """Change of the ownership of partitions."""
 
     LOST = "they are somebody else's already; commits of them are refused"
     REVOKED = "they are given up next; until then commits of them count"
@@ -192,7 +192,7 @@ class Asked(Enum):
 
 
 class Reaction(Enum):
-    """What a member does about an answer."""
+    """Reaction of a member to an answer."""
 
     ACCEPT = "accept"
     JOIN_WITH_ID = "join at once with the id that the answer carries"
@@ -539,7 +539,7 @@ class Membership:
         mine, its = self._protocol_name, response.protocol_name
         if its not in (None, mine):
             return self._fail(FatalError(f"joined with assignor {mine!r}, got {its!r}"))
-        # What a foreign leader wrote and nobody can read gives nothing, rather than anything.
+        # An unreadable assignment of a foreign leader gives no partitions, never wrong ones.
         decoded = consumer.decode_assignment(response.assignment)
         partitions = () if decoded is None else tuple(sorted(set(decoded.partitions)))
         self.state = State.STABLE
@@ -581,7 +581,7 @@ class Membership:
 
 
 class JoinRequests:
-    """What goes into a member's JoinGroup requests.
+    """Content of a member's JoinGroup requests.
 
     Attributes:
         topics: What to read: as the caller said, or what matched its pattern at last.
@@ -662,7 +662,7 @@ class JoinRequests:
 
 
 class HandOver:
-    """What the caller has and what is due.
+    """Partitions that the caller has, and changes that are due to be announced.
 
     Tell it what `due` returns, as far as it is `untold`, then call `called`; and `done` for what
     is given up, once the rest of that is done as well.
@@ -688,12 +688,12 @@ class HandOver:
 
     @property
     def kept(self) -> Owned:
-        """What a JoinGroup may claim."""
+        """Partitions that a JoinGroup may claim."""
         return () if self.gone else self.owned
 
     @property
     def usable(self) -> Owned:
-        """What the caller may commit: also what it is only just being told of."""
+        """Partitions that the caller may commit, also those being announced right now."""
         return () if self.gone else (*self.owned, *_without(self._next or (), self.owned))
 
     def assigned(self, partitions: Owned) -> None:

@@ -1,4 +1,4 @@
-"""What clients and listeners count, in a registry of prometheus-client (the extra ``metrics``).
+"""Metrics of clients and listeners for prometheus-client (the extra ``metrics``).
 
 docs/metrics.md lists the names. Members of one group in one client are told together, so that no
 two samples have the same labels.
@@ -47,7 +47,7 @@ def watch_client(client: WatchedClient, registry: CollectorRegistry) -> Callable
 
 
 class ListenerFamilies(Protocol):
-    """What a listener knows at one moment."""
+    """Snapshot of a listener's metrics."""
 
     def families(self) -> Iterable[Family]:
         """Return name, type, meaning, and labels with values of each family."""

@@ -1,4 +1,4 @@
-"""What happens to committed offsets, for ``async for``."""
+"""Stream of changes of committed offsets, for ``async for``."""
 
 import logging
 from collections import deque
@@ -42,7 +42,7 @@ class Paged:
 
 
 class OffsetWatch(Paged):
-    """What happens to committed offsets: ``async for`` yields it one by one, `page` several.
+    """Changes of committed offsets: ``async for`` yields single events, `page` several.
 
     It has no end. While the coordinator is away it waits, and then goes on where it was. For one
     task at a time, which uses the one or the other.

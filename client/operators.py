@@ -1,4 +1,4 @@
-"""What operators, and those who know a source, ask of the coordinator."""
+"""Calls for operators, and for programs that register topics."""
 
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from protocol.partition import INT64_MAX, TopicPartition
 from protocol.scram import ITERATIONS, MECHANISMS, SALT_BYTES, Mechanism, keys_of
 
 REBALANCES_MAX: Final = 100
-# What a request's array may hold.
+# Largest number of elements in an array of a request.
 PARTITIONS_PER_REQUEST: Final = 10_000
 # An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
 TOPICS_PER_PAGE: Final = 1_000
@@ -45,7 +45,7 @@ C = TypeVar("C", m.RegisterTopicsResponse, m.DeleteTopicsResponse, m.ReportEndOf
 
 
 class Lag(NamedTuple):
-    """How far the group is behind in one partition. What is not known is None, and never 0.
+    """Lag of the group in one partition. An unknown value is None, never 0.
 
     ``end`` is the newest end offset that somebody reported. ``lag`` is ``end - committed``, and
     None unless both are known; likewise if the commit is beyond the end: the report is old, or the
@@ -59,7 +59,7 @@ class Lag(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """A group in a few numbers. What is not known is None, and never 0.
+    """Summary of a group. An unknown value is None, never 0.
 
     Attributes:
         group: The group id.
@@ -475,7 +475,7 @@ class PositionTooOld(FatalError):
 
 
 class AlteredOffsets(NamedTuple):
-    """What became of an `alter_offsets`.
+    """Result of an `alter_offsets`.
 
     ``codes`` says of each partition 0 for done, or why not: 1009 has an owner, 1003 is not as
     expected, 3 there is none. ``removed`` names the members that were removed.

@@ -78,7 +78,7 @@ _KEY_NAMES: Final = {
 
 
 class Verdict(Enum):
-    """What the retry loop does next."""
+    """Next step of the retry loop."""
 
     DONE = "hand the answer to the caller, error code and all"
     RETRY = "pause, then ask the same coordinator again"
@@ -102,8 +102,8 @@ class _Call:
     """One request on its way through attempts.
 
     Attributes:
-        key: Whose coordinator it goes to, None for any node.
-        address: The one node that it goes to.
+        key: The key whose coordinator gets the request; None for any node.
+        address: The only node that may get the request; None leaves the choice to *key*.
         is_directed: In this attempt a node has said that another one is the coordinator.
     """
 
@@ -138,7 +138,7 @@ class Router:
     """All connections of one client. Its tasks live in *nursery* and never raise.
 
     Attributes:
-        cluster_id: As the node said that was connected last.
+        cluster_id: Id of the cluster, as the last connected node announced it.
         counts: What is counted of requests and groups.
         request_timeout_ms: How long a call goes on trying where it doesn't say otherwise.
 
@@ -564,7 +564,9 @@ class Router:
             case Verdict.FIND if key is not None:
                 self._coordinators.pop(key, None)
             case Verdict.FIND:
-                self._note_use(connection.address, of_use=False)  # Another one may know.
+                self._note_use(
+                    connection.address, of_use=False
+                )  # Another node may know the coordinator.
             case Verdict.LOG_IN:
                 connection.close("its log-in has ended")  # Nothing was applied.
             case Verdict.IN_DOUBT:

@@ -1,4 +1,4 @@
-"""How a client is sure whom it talks to, and says who it is: TLS and SASL, by Kafka's names.
+"""Authentication of daemon and client by TLS and SASL, with Kafka's names.
 
 Theory of operation
 ===================
@@ -74,7 +74,7 @@ LogIn = Generator[Request, Response, int]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How to connect. What is secret isn't part of its repr.
+    """Settings of TLS and SASL. The repr leaves out secrets.
 
     Attributes:
         protocol: One of `PROTOCOLS`.
@@ -259,7 +259,7 @@ class Security:
         return accepted.session_lifetime_ms
 
 
-# What `connect` takes.
+# Type of the argument *security* of `connect`.
 Given = Security | Mapping[str, Any] | str | os.PathLike[str] | None
 
 CLOSED_IN_HANDSHAKE: Final = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = ("client", "protocol", "coordinator")
-NEEDED: Final = "protocol"  # What this package imports from beside itself.
+NEEDED: Final = "protocol"  # The sibling package that this package imports.
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -46,7 +46,7 @@ def _other(folder: Path, package: str, root: Path) -> Path | None:
 def _is_ours(candidate: Path, package: str, root: Path) -> bool:
     if candidate.resolve().parent == root / package:
         return True
-    # Another copy of this project, such as a checkout beside an installation.
+    # Accept another copy of this project, e.g. a checkout beside an installation.
     beside = candidate.parent.parent / "client" / Path(__file__).name
     return candidate.name == "__init__.py" and beside.is_file()
 

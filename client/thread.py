@@ -1,4 +1,4 @@
-"""What the forms for threads and for asyncio share: the client in a thread of its own."""
+"""The client in a thread of its own, shared by `client.blocking` and `client.aio`."""
 
 import os
 import threading
@@ -87,7 +87,7 @@ class ClientThread(Generic[T]):
                 self._token.run_sync_soon(self._scope.cancel)
 
     def join(self) -> None:
-        """Wait for the end."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -115,7 +115,7 @@ class Facade(Generic[A_co]):
 
 
 class ClientFacade(Facade[Client]):
-    """What a client has besides its calls."""
+    """Properties and snapshot of a client, for other threads."""
 
     @property
     def cluster_id(self) -> str:
@@ -128,7 +128,7 @@ class ClientFacade(Facade[Client]):
 
 
 class MemberFacade(Facade[Member]):
-    """What a member has besides its calls. Nothing here waits."""
+    """Properties and non-blocking calls of a member, for other threads."""
 
     @property
     def group_id(self) -> str:
