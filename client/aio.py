@@ -1,7 +1,7 @@
 """The client for asyncio programs: the calls, arguments, results and exceptions of `client`.
 
 The trio client lives in a thread of its own, so heartbeats go on while the event loop is busy. A
-call goes there and its result comes back. What a caller hands in (callbacks, ``partitions``) runs
+call goes there and its result comes back. Functions of the caller (callbacks, ``partitions``) run
 in the event loop. A call that is cancelled is cancelled over there, and ends once that is done.
 """
 
@@ -252,8 +252,8 @@ class Bridge(Generic[T]):
 async def _settled(future: asyncio.Future[Any]) -> bool:
     """Wait until *future* is done, even if cancelled; return whether that happened.
 
-    What is waited for here takes the client's leave timeout at most, or as long as a callback
-    resists its own cancellation.
+    The future takes the client's leave timeout at most, or as long as a callback resists its
+    own cancellation.
     """
     was_cancelled = False
     while not future.done():
@@ -440,7 +440,7 @@ class Member(MemberFacade, Aio[TrioMember]):
         """See `client.Member.assignment`."""
         callback = _callback.get()
         if callback is not None and not callback.is_over:
-            # It would wait for the callback that waits for it.
+            # This call and the callback would wait for each other.
             raise RuntimeError("a callback of a member can't call assignment()")
         return await self._bridge.run(self._inner.assignment)
 

@@ -51,19 +51,18 @@ async def connect(
         leave_timeout_ms: How long leaving may take, at most.
         retry: Pauses between attempts.
         rng: Where the jitter of the pauses comes from.
-        security: How to be sure whom one talks to, and to say who one is: properties by Kafka's
-            names (``security.protocol``, ``sasl.*``, ``ssl.*``), or a file of them. None is a
-            connection without either.
-        offset_storage: Where committed offsets are, for who moves away from ZooKeeper: properties
+        security: Settings of TLS and SASL: properties by Kafka's names (``security.protocol``,
+            ``sasl.*``, ``ssl.*``), or a file of them. None is plaintext without a log-in.
+        offset_storage: Place of committed offsets, for a move away from ZooKeeper: properties
             by Kafka's names (``offsets.storage``, ``dual.commit.enabled``, ``zookeeper.*``), or a
             file of them. None is the coordinator.
         open_stream: Makes a connection to (host, port); `trio.open_tcp_stream` by default.
 
     Raises:
         CoordinatorUnavailable: None of the addresses answered in time.
-        AuthenticationFailed: One end isn't sure who the other is.
-        FatalError: Somebody answered who is no coordinator for this client.
-        RuntimeError: This is no trio program.
+        AuthenticationFailed: Client or coordinator could not authenticate the other.
+        FatalError: The address belongs to no coordinator for this client.
+        RuntimeError: The caller is no trio program.
         ValueError: An argument makes no sense.
     """
     addresses = parse_addresses(address)
@@ -135,8 +134,8 @@ def _check_trio() -> None:
 async def _open_background(outer: trio.Nursery) -> trio.Nursery:
     """Return a nursery in *outer* that outlives the caller's cancellation.
 
-    Its tasks move the bytes; they are needed for saying goodbye when the caller was cancelled.
-    Whoever opens it must cancel it.
+    Its tasks send and receive, also while members leave after the caller was cancelled.
+    The caller of this function must cancel the nursery.
     """
     background: trio.Nursery | None = None
     opened = trio.Event()
@@ -203,13 +202,13 @@ class Client(OperatorCalls):
 
         Args:
             group: The group id.
-            topics: What to read; or *pattern*.
+            topics: Topics to read; or give *pattern*.
             partitions: The partitions of a topic: a mapping from topic to their number, or a
                 function (async, if it takes long) from topic to their numbers; None asks the
                 coordinator's registry. Only the group's leader needs them.
             pattern: Read all registered topics whose whole name matches this regular expression
                 of RE2's syntax, those that come later, too.
-            session_timeout_ms: Without a heartbeat for so long, the group removes the member.
+            session_timeout_ms: The group removes a member without a heartbeat for this time.
                 Heartbeats run in the background, so this needn't cover the work on a batch.
             rebalance_timeout_ms: How long the group waits for this member to call
                 `Member.assignment` when it rebalances: longer than the work on a batch.
@@ -225,9 +224,9 @@ class Client(OperatorCalls):
                 fails, that is logged.
             on_assigned: Called with the partitions that are added.
             on_revoked: Called with those that will be given up; they can still be committed.
-            on_lost: Called with those that somebody else has already.
-            auto_commit_interval_ms: Commit what was stored (see `Member.store`) so often, and
-                before partitions are given up.
+            on_lost: Called with those that were lost: another member may have them already.
+            auto_commit_interval_ms: Interval of commits of stored offsets (see `Member.store`);
+                they are also committed before partitions are given up.
             request_timeout_ms: How long `Member.assignment`, `Member.fetch` and `Member.commit` go
                 on trying while the coordinator is away. None: until it answers.
 

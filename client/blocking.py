@@ -78,7 +78,7 @@ class InThread(Blocking[R]):
         self._thread.start()
         try:
             failure = self._ready.get()
-        except BaseException:  # Such as Control-C while connecting.
+        except BaseException:  # E.g. Control-C while connecting.
             self._thread.stop()
             raise
         if failure is not None:
@@ -330,7 +330,7 @@ class BlockingMember(MemberFacade, Blocking[Member]):
             TimeoutError: Not joined within *timeout_s*. Joining goes on; call again.
         """
         if getattr(_this_thread, "calls_back", False):
-            # It would wait for the callback that waits for it.
+            # This call and the callback would wait for each other.
             raise RuntimeError("a callback of a member can't call assignment()")
         return self.run(self._inner.assignment, timeout_s)
 
@@ -368,7 +368,7 @@ class BlockingMember(MemberFacade, Blocking[Member]):
         try:
             self._signal_side.send(b"L")
         except BlockingIOError:
-            pass  # It was told often enough.
+            pass  # The buffer is full of unread wake-ups; one more adds nothing.
         except OSError:
             return True  # Left and closed.
         try:

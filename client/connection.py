@@ -51,12 +51,12 @@ _STREAM_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceE
 
 
 class ConnectionLost(Exception):
-    """The connection is of no more use. Whether a request was applied is unknown.
+    """The connection is unusable. Whether a request was applied is unknown.
 
-    Internal: the retry loop turns it into what users see.
+    Internal: the retry loop turns it into the exceptions that users see.
 
     Attributes:
-        address: "host:port"; empty if it is about several.
+        address: "host:port"; empty if several addresses failed.
         maybe_sent: False if the request surely did not leave this machine.
         is_stranger: Whether whoever is there has never spoken the protocol.
         cause: What the system said, if it did.
@@ -91,7 +91,7 @@ class ConnectionLost(Exception):
 
 
 class _Waiter:
-    """Whoever waits for one answer."""
+    """A task that waits for one answer."""
 
     __slots__ = ("answer", "done", "lost")
 

@@ -78,8 +78,9 @@ Partitions = (
 # A heartbeat that isn't answered for this long makes the client try another connection, even
 # where the session is shorter than three times that: a busy server is not a dead one.
 HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
-# The whole group waits for its leader, and can do without lag. What the leader takes comes off the
-# rebalance timeout; whoever has no assignment at its end is out.
+# Longest registration by a leader: REGISTER_MS_MAX, and 1/REGISTER_SHARE of the rebalance timeout.
+# The whole group waits for its leader, and can do without lag; a member without an assignment at
+# the end of the rebalance timeout is removed.
 REGISTER_MS_MAX: Final = 3_000
 REGISTER_SHARE: Final = 4
 TOPICS_NAMED_MAX: Final = 5
@@ -175,25 +176,25 @@ class Member:
         return self._machine.state is State.LEFT
 
     def now(self) -> MemberNow:
-        """Return how this member is, for metrics; from any thread."""
+        """Return a snapshot of this member, for metrics; from any thread."""
         return self._driver.now()
 
     async def assignment(self) -> Assignment:
         """Return the current assignment; join, or join again, if that is needed.
 
-        The only call that gives partitions away, so that the caller chooses when: first
-        finish and commit what was read. Cancelling it stops the waiting, not the joining;
-        call it again to go on waiting.
+        Only this call gives partitions away, so the caller chooses when: first finish and
+        commit the records that were read. Cancelling stops the waiting, not the joining;
+        call again to go on waiting.
 
         A cooperative member that has partitions doesn't wait: it gets those that it has
         while the group rebalances, and what has changed with a later call.
 
-        Callbacks are called in here. One that raises has been called, and what it raised comes
-        out of here; one that was cancelled is called again by the next call.
+        Callbacks run inside this call. A callback that raises counts as called, and this call
+        raises its exception; the next call repeats a callback that was cancelled.
 
         Raises:
             CoordinatorUnavailable: No coordinator could be reached within the member's request
-                timeout; without one it waits. Call again.
+                timeout; without a timeout this call waits. Call again.
             FatalError: Joining again won't help; make another member.
             ClientClosed: This member has left.
             Exception: What the caller's own ``partitions`` (asked of the leader only),
@@ -280,7 +281,7 @@ class Member:
     async def request_rejoin(self, reason: str, topics: Iterable[str] | None = None) -> None:
         """Make the group rebalance at this member's next `assignment`.
 
-        For a change that the group can't see, such as a topic with more partitions.
+        Use this for a change that the group can't see, e.g. a topic with more partitions.
 
         Args:
             reason: Why, for the coordinator's log.
@@ -317,24 +318,24 @@ class Member:
     ) -> None:
         """Store *offsets*: each is the next offset to read, not the last one that was read.
 
-        When this returns, they survive a crash of the coordinator. While the coordinator is away,
-        it is tried again until the offsets are stored or refused. While the group of a cooperative
-        member rebalances, a commit may take as long as the others need to sync.
+        When this returns, the offsets survive a crash of the coordinator. While the coordinator
+        is away, the commit is repeated until the offsets are stored or refused. While the group
+        of a cooperative member rebalances, a commit may take as long as the others need to sync.
 
         Args:
             offsets: Only of partitions that are assigned in the current generation; None
                 commits what was stored with `store`.
-            expected: What must be committed so far, per partition; -1 for nothing. A partition
-                that it doesn't name isn't checked.
-            timeout_ms: How long to try; None: as long as the member was told, which is without an
-                end by default.
+            expected: Offset that must be committed so far, per partition; -1 for none. Partitions
+                without an entry are not checked.
+            timeout_ms: How long to try; None: the request timeout of `join`, without an end by
+                default.
 
         Raises:
             Rebalanced: The group moved on; nothing was stored. Call `assignment`.
             MemberLost: The group removed this member; nothing was stored. Call `assignment`.
             CommitRefused: Some partitions were refused, the others are stored.
             OutcomeUnknown: An attempt was not answered, and then time was up or the group had
-                moved on. Call `assignment`, then `fetch`: that tells which offsets are stored.
+                moved on. Call `assignment`, then `fetch` to see which offsets are stored.
             CoordinatorUnavailable: Nobody could be reached in time; nothing was stored.
             ClientClosed: The member had left; or it left while this waited, which may be stored.
             FatalError: Repeating it does not help.
@@ -457,9 +458,9 @@ class Member:
 
 @dataclass(eq=False)
 class Commits:
-    """The commits of a member: at once, of what was stored, and through a rebalance.
+    """Commits of a member: immediate, of stored offsets, and during a rebalance.
 
-    What is committed never runs ahead of what the caller has stored or said at last.
+    A committed offset is never ahead of the last one that the caller stored or passed.
 
     Args:
         machine: The member's machine.
@@ -518,7 +519,7 @@ class Commits:
             for tp, code in exc.errors.items():
                 info = error_info(code)
                 if info and info.remedy in {Remedy.RETRY, Remedy.MAKE_ROOM}:
-                    offsets.pop(tp, None)  # It may be stored at another time.
+                    offsets.pop(tp, None)  # A later commit may store the offset.
             self._forget_if_unchanged(offsets)
             raise
         self._forget_if_unchanged(offsets)
@@ -527,7 +528,7 @@ class Commits:
         """Commit what is stored of *partitions*, if auto-commit is on, before they go.
 
         Raises:
-            CoordinatorError: It may well succeed a little later.
+            CoordinatorError: The commit failed; a later try may well succeed.
         """
         if not self._auto or self._machine.lost:
             return
@@ -675,7 +676,7 @@ def _not_kept(
 
 
 class Join:
-    """One join under way. Whoever waits for it takes it away when it is done."""
+    """One join under way. The waiting task removes it when it is done."""
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -750,10 +751,10 @@ class Driver:
         self.notify()
 
     def settle(self, action: Action) -> None:
-        """Tell whoever waits for the join how it ended."""
+        """Announce the result of the join to the waiting task."""
         join = self._join
         if join is None or join.done.is_set():
-            return  # Nobody asked, such as when a heartbeat was refused.
+            return  # No task waits, e.g. after a refused heartbeat.
         if isinstance(action, GaveUp):
             join.error = action.error
         join.done.set()
@@ -861,13 +862,13 @@ def _now_ms() -> int:
 
 
 class Leading:
-    """The assignors of one member, and where it finds out which partitions there are.
+    """Assignors of one member, and its source of the partitions of topics.
 
     Args:
-        assignors: Those that the member offers.
-        partitions: What the caller knows of partitions; None asks the coordinator's registry.
-        topic_calls: Ask it.
-        register_ms: Tell it what the caller knows, in so long at most; None: don't.
+        assignors: The assignors that the member offers.
+        partitions: The caller's partitions of topics; None asks the coordinator's registry.
+        topic_calls: Calls to the registry.
+        register_ms: Longest time to register the caller's partitions; None: don't register.
 
     """
 
@@ -882,7 +883,7 @@ class Leading:
         self._partitions = partitions
         self._topic_calls = topic_calls
         self._register_ms = None if partitions is None else register_ms
-        self._registered: dict[str, int] = {}  # What the registry was told.
+        self._registered: dict[str, int] = {}  # As last registered.
 
     def user_data(
         self,

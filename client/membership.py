@@ -60,8 +60,8 @@ PARKED_SLACK_MS: Final = 5_000
 PROTOCOL_TYPE: Final = "consumer"
 REASON_CHARS_MAX: Final = 255
 
-# What an assignor wants its leader to know: (assignor's name, topics, partitions of the last
-# assignment, its generation) to bytes.
+# User data of an assignor for its group's leader, in bytes, made of (assignor's name, topics,
+# partitions of the last assignment, its generation).
 UserData = Callable[[str, tuple[str, ...], tuple[TopicPartition, ...], int], bytes | None]
 
 
@@ -75,10 +75,10 @@ class Assignment(NamedTuple):
 
 
 class MembershipConfig(NamedTuple):
-    """What a member asks of its group.
+    """Settings of a member.
 
-    ``topics`` is empty where a pattern stands for them. ``cooperative``: partitions that stay are
-    kept while the group rebalances; all assignors that are offered must be able to.
+    ``topics`` is empty if a pattern selects them. ``cooperative``: the member keeps partitions
+    that stay while the group rebalances; all offered assignors must be cooperative.
     """
 
     group_id: str
@@ -237,14 +237,14 @@ def reaction(asked: Asked, code: int) -> Reaction:
 
 
 class Membership:
-    """The machine. Feed it events; do what it returns, in any order.
+    """State machine of a member. Feed it events; do the returned actions, in any order.
 
     Attributes:
         assignment: The last assignment; None before the first.
         rebalance_needed: `want_assignment` would join (again).
         failure: Why the state is FAILED.
-        gone_because: What the coordinator said when it fenced this member, if it said anything.
-        hand_over: What the user has, and has been told.
+        gone_because: The coordinator's message when it fenced this member; None without one.
+        hand_over: The user's partitions, and the changes announced to the user.
 
     """
 
@@ -270,12 +270,12 @@ class Membership:
 
     @property
     def owned(self) -> tuple[TopicPartition, ...]:
-        """What the user has, as far as it was told."""
+        """Partitions of the user, as far as they were announced."""
         return self.hand_over.owned
 
     @property
     def usable(self) -> tuple[TopicPartition, ...]:
-        """What the user may commit: what it has, and what it is being told of at this moment."""
+        """Partitions that the user may commit, also those being announced right now."""
         return self.hand_over.usable
 
     @property
@@ -584,8 +584,8 @@ class JoinRequests:
     """Content of a member's JoinGroup requests.
 
     Attributes:
-        topics: What to read: as the caller said, or what matched its pattern at last.
-        reason: Why it joins, for the coordinator's history; None once it has.
+        topics: Topics to read: those the caller named, or the last match of its pattern.
+        reason: Reason of the join, for the coordinator's history; None once joined.
 
     """
 
@@ -664,11 +664,11 @@ class JoinRequests:
 class HandOver:
     """Partitions that the caller has, and changes that are due to be announced.
 
-    Tell it what `due` returns, as far as it is `untold`, then call `called`; and `done` for what
-    is given up, once the rest of that is done as well.
+    Announce the step that `due` returns, as far as it is `untold`, then call `called`. For
+    partitions given up, call `done` once their commit is finished, too.
 
     Attributes:
-        owned: What the caller has, sorted.
+        owned: Partitions of the caller, sorted.
         gone: All of ``owned`` is lost, and the caller doesn't know it yet.
 
     """

@@ -29,7 +29,7 @@ from protocol.scram import ITERATIONS, MECHANISMS, SALT_BYTES, Mechanism, keys_o
 REBALANCES_MAX: Final = 100
 # Largest number of elements in an array of a request.
 PARTITIONS_PER_REQUEST: Final = 10_000
-# An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
+# Topics per page: with a few hundred partitions each they fit in an answer of 16 MiB.
 TOPICS_PER_PAGE: Final = 1_000
 _REGISTER: Final = (
     "Ends are kept of registered topics only: register these first (`register_topics`, or "
@@ -64,11 +64,11 @@ class GroupSummary(NamedTuple):
     Attributes:
         group: The group id.
         state: One of Kafka's five names.
-        protocol_type: Such as "consumer"; "" for a group that nobody has joined.
-        members: How many it has.
-        partitions: How many it has committed, or owns.
-        unknown: Of how many of them the lag isn't known.
-        lag: That of all others together; None if there are none.
+        protocol_type: E.g. "consumer"; "" for a group that nobody has joined.
+        members: Number of members.
+        partitions: Number of partitions that the group has committed, or owns.
+        unknown: Number of those partitions whose lag is unknown.
+        lag: Sum of the lags of all others; None if there are none.
         earlier_lag: The lag ``earlier_ms`` ago, if it was known of all partitions: the
             coordinator's memory of some minutes.
         earlier_ms: How long ago that was.
@@ -231,10 +231,10 @@ class TopicCalls:
             _check_parts([(t.topic, t.error, t.message) for t in response.topics], "not registered")
 
     async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
+        """Remove topics from the registry; return the code per topic: 0 is done, 3 is not there.
 
-        What any group has committed for them is removed in the background, and the groups
-        that read them rebalance.
+        Offsets that groups have committed for the topics are removed in the background, and
+        the groups that read them rebalance.
 
         Raises:
             OutcomeUnknown: No definite answer in time; describe the topics to find out.
@@ -477,8 +477,8 @@ class PositionTooOld(FatalError):
 class AlteredOffsets(NamedTuple):
     """Result of an `alter_offsets`.
 
-    ``codes`` says of each partition 0 for done, or why not: 1009 has an owner, 1003 is not as
-    expected, 3 there is none. ``removed`` names the members that were removed.
+    ``codes`` has one code per partition: 0 done, 1009 owned by a member, 1003 committed offset not
+    as expected, 3 no such partition. ``removed`` holds the ids of the removed members.
     """
 
     codes: dict[TopicPartition, int]
@@ -501,7 +501,7 @@ class ColumnScan:
     """One pass over an offsets partition: ``async for`` yields offsets, `page` their columns.
 
     Attributes:
-        position: Where the changes begin that belong to this scan; -1 before the first page
+        position: First position of the changes that belong to this scan; -1 before the first page
             was read. What the scan returned, with all changes from here on applied, is exactly
             what is committed at the end of those changes. Without them it is not a state that
             ever was: commits go on between two pages.
@@ -726,19 +726,19 @@ class OperatorCalls(TopicCalls, SecurityCalls):
         remove_owners: bool = False,
         reason: str | None = None,
     ) -> AlteredOffsets:
-        """Put a group to other offsets, also while it has members.
+        """Set the committed offsets of a group, also while it has members.
 
         A partition that a member owns, or is giving up, is left alone (1009). With
         *remove_owners* those members are removed in the same step: they join again by
-        themselves, and whoever gets the partition begins at the new offset.
+        themselves, and the new owner of a partition begins at the new offset.
 
         Args:
-            group: It is made if it isn't there.
+            group: The group id; a missing group is created.
             offsets: The next offset to read of each partition, at most 10,000.
             expected: Only where this is committed, -1 for nothing; else 1003. It keeps a call
                 that is repeated for a lost answer from undoing what was committed in between.
             remove_owners: See above.
-            reason: What to keep in the history of rebalances.
+            reason: Reason for the history of rebalances.
 
         Raises:
             FatalError: The group was refused as a whole; nothing was changed.

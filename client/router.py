@@ -1,7 +1,7 @@
-"""Finds the coordinator of what is asked about, keeps connections, and retries inside a deadline.
+"""Router of requests: finds the coordinator, keeps connections, retries inside a deadline.
 
-Any node that is known is asked where a coordinator is. One that fails, or can't know at the moment,
-is the last to be asked again: so a node that is cut off from its cluster holds nobody up for long.
+Any known node is asked for the coordinator. A node that fails, or doesn't know it at the moment, is
+the last to be asked again, so a node that is cut off from its cluster delays no call for long.
 """
 
 import math
@@ -63,11 +63,11 @@ ATTEMPT_MS_MAX: Final = 10_000
 # (cluster.session.timeout.ms), after which another node leads; and more than a coordinator takes
 # to say that it doesn't know (offsets.commit.timeout.ms, and half a second).
 COORDINATOR_ATTEMPT_MS_MAX: Final = 5_750
-# The first try takes less: whoever has stopped in a cluster is soon not the one to ask any more.
+# Connect timeouts, in ms. The first is shorter: a stopped node is soon replaced in its cluster.
 CONNECT_MS: Final = 1_250
 CONNECT_MS_MAX: Final = 5_000
-# Pauses grow no longer than after so many failures, to 0.4 s, while a node says that another one
-# coordinates, who is away: it is the first to know who comes next, as soon as somebody does.
+# Failures after which pauses grow no longer (0.4 s), while a node names a coordinator that is away:
+# that node is the first to know the next coordinator.
 DIRECTED_FAILURES_MAX: Final = 3
 
 _KEY_NAMES: Final = {
@@ -180,7 +180,7 @@ class Router:
         self.cluster_id = ""
 
     def close(self) -> None:
-        """Close every connection; whoever still waits gets `ClientClosed`. Never blocks."""
+        """Close every connection; waiting calls raise `ClientClosed`. Never blocks."""
         self._is_closed = True
         for connection in self._connections.values():
             connection.close("the client was closed")
@@ -498,13 +498,13 @@ class Router:
                 event = await connection.request(call.request)
                 return event, trio.current_time() - began_s
         finally:
-            # What it was parked for doesn't count, so that a connection that breaks after
-            # minutes leaves as much time for another try as one that breaks at once.
+            # Parked time doesn't count: a connection that breaks after minutes leaves as much
+            # time for another try as one that breaks at once.
             parked_ms = min(call.parked_ms, int((trio.current_time() - began_s) * 1000))
             call.parked_ms -= parked_ms
             call.deadline_s += parked_ms / 1000
-        # Whatever hangs there hangs for the other callers, too; and only on a new connection
-        # can the same request be sent again without the two overtaking each other.
+        # A stuck connection is stuck for the other callers, too; and only on a new connection
+        # can the same request be sent again without one overtaking the other.
         connection.close("an answer did not come in time")
         raise ConnectionLost(
             f"{connection.address} did not answer within {allowed_s:.1f} s", connection.address
@@ -587,11 +587,11 @@ class Router:
         return True
 
     async def _find(self, key: Key, deadline_s: float, call: _Call) -> Address:
-        """Ask any node who coordinates what *key* names.
+        """Ask any node for the coordinator of *key*.
 
         Raises:
-            ConnectionLost: Nobody answered, or nobody knows at the moment.
-            FatalError: What it names is refused.
+            ConnectionLost: No node answered, or none knows the coordinator at the moment.
+            FatalError: The name in *key* is refused.
         """
         connection = await self._connect_any(deadline_s, call)
         request = FindCoordinatorRequest(key.type, (key.name,))

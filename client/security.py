@@ -13,8 +13,8 @@ up when it is needed, so that it is in no value that is pickled, shown or kept.
 A log-in is a generator of requests. `client.connection` drives it, and the command line does, over
 a socket that blocks.
 
-What goes wrong here doesn't get better by itself, so it is an `AuthenticationFailed`, which no loop
-tries again. A connection that only breaks is none of it.
+Failures of trust don't heal by themselves, so they raise `AuthenticationFailed`, which no loop
+retries. A broken connection raises other errors.
 """
 
 import os
@@ -81,11 +81,11 @@ class Security:
         mechanism: One of `MECHANISMS`; needed by the protocols that begin with SASL.
         username: For SCRAM.
         password: For SCRAM; the password, or where it is.
-        token: For OAUTHBEARER: the token, where it is, or what returns one. It is asked for at
-            each log-in, in a thread.
+        token: For OAUTHBEARER: the token, a reference to it, or a function that returns one,
+            called at each log-in, in a thread.
         truststore: A PEM file of the authorities that are trusted; "": the system's.
         keystore: A PEM file with this client's key and certificates; "": none.
-        key_password: What the key is encrypted with, or where that is.
+        key_password: Password of the encrypted key, or a reference to it.
         check: "https" to have the server's name compared with its certificate, "" not to.
 
     """

@@ -2,8 +2,8 @@
 
 # A script called client.py, or one with such a file beside it, hides this package from itself
 # and from every Python process that starts in its folder, such as Spark's workers. Once it
-# does, no code of ours runs there. What can be done is to look, whenever this package is
-# imported somewhere, for the file that will do it elsewhere. A file protocol.py is worse and
+# does, no code of ours runs there. So each import of this package looks for a file that will
+# hide it elsewhere. A file protocol.py is worse and
 # easier: this package is found, and what it needs is not, so its import can say why.
 
 import sys
