@@ -58,8 +58,8 @@ class ConnectionLost(Exception):
     Attributes:
         address: "host:port"; empty if several addresses failed.
         maybe_sent: False if the request surely did not leave this machine.
-        is_stranger: Whether whoever is there has never spoken the protocol.
-        cause: What the system said, if it did.
+        is_stranger: True if the other end has never spoken the protocol.
+        cause: The system's error; None without one.
 
     """
 

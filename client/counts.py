@@ -90,7 +90,7 @@ class ClientNow(NamedTuple):
 
     Attributes:
         outage_s: The longest running outage of an address, in seconds; 0 without one.
-        counts: What it has counted so far: the counters themselves, so copy before iterating.
+        counts: The live counters of the client; copy them before iterating.
 
     """
 

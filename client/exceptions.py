@@ -16,11 +16,11 @@ class CoordinatorError(Exception):
     """Base class of the exceptions that this package raises about the coordinator.
 
     Attributes:
-        group_code: The wire code with which the group answered a member, where one is behind it.
-        group_message: What the coordinator said about that code, if it said anything.
-        cause: What the system said of the last attempt, such as a ConnectionRefusedError, where
-            time is up; None if it said nothing. It isn't ``__cause__``: Python would print that
-            as a traceback of its own in front, and the message has it in words.
+        group_code: The group's wire code in its answer to a member; None without one.
+        group_message: The coordinator's message with that code; None without one.
+        cause: The system's error of the last attempt once time is up, e.g. a
+            ConnectionRefusedError; None without one. Kept apart from ``__cause__``, which Python
+            would print as a second traceback; the message has the error in words.
 
     """
 

@@ -197,8 +197,8 @@ class Member:
                 timeout; without a timeout this call waits. Call again.
             FatalError: Joining again won't help; make another member.
             ClientClosed: This member has left.
-            Exception: What the caller's own ``partitions`` (asked of the leader only),
-                assignors or callbacks raised.
+            Exception: The caller's own ``partitions`` (called in the leader only), assignors or
+                callbacks raised it.
         """
         await trio.lowlevel.checkpoint()
         if not self._driver.is_running:
@@ -285,7 +285,7 @@ class Member:
 
         Args:
             reason: Why, for the coordinator's log.
-            topics: What to read from then on; None leaves it as it is.
+            topics: Topics to read from then on; None keeps the present ones.
 
         Raises:
             ValueError: *topics* are given, and this member reads a pattern.

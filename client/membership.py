@@ -12,22 +12,22 @@ A member is always in one of six states:
 
 and FAILED (an error that joining again would not cure) and LEFT, out of which nothing leads.
 
-Events go in by method calls, with the time as an argument; what to do about them comes out
-as a list of actions. At most one JoinGroup or SyncGroup is awaited. An answer counts only if
-it belongs to the very request that is awaited (joins and syncs) or to the generation and
-member id that are current (heartbeats and commits): a late 22 after a rejoin means nothing.
+Events go in by method calls, with the time as an argument; the calls return a list of actions.
+At most one JoinGroup or SyncGroup is awaited. An answer counts only if it belongs to the very
+request that is awaited (joins and syncs) or to the current generation and member id (heartbeats
+and commits): a late 22 after a rejoin means nothing.
 
-A rebalance that a heartbeat reports is only noted. The partitions stay this member's, and
-commits go on being accepted, until the user asks for the assignment: handing over happens
-at a point that the user chose. Only 22, 25 and 82 say that they are gone already.
+A rebalance reported by a heartbeat is only noted. This member keeps its partitions, and its
+commits are accepted, until the user asks for the assignment: the user chooses the point of
+handing over. Only the codes 22, 25 and 82 mean that the partitions are lost already.
 
-Then an eager member gives up all that it has and joins. A cooperative one keeps it while it
-joins and syncs; once the new assignment is there, it gives up what that takes away (at a
-point that the user chose, again) and joins a second time, so that others can have it.
-`HandOver` keeps what the user has and has been told; `due` and `told` lead there. Losses that
-have happened already come before anything else.
+Then an eager member gives up all its partitions and joins. A cooperative member keeps them while
+joining and syncing; after the new assignment it gives up the partitions missing there (again at
+a point that the user chose) and joins a second time, so that others get them. `HandOver` keeps
+the user's partitions and the announced changes; use it through `due` and `told`. Losses are
+announced before anything else.
 
-What each error code means for a member stands in `REACTIONS`, and nowhere else.
+`REACTIONS` is the only place that defines the reaction of a member to each error code.
 """
 
 import struct

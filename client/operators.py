@@ -502,9 +502,9 @@ class ColumnScan:
 
     Attributes:
         position: First position of the changes that belong to this scan; -1 before the first page
-            was read. What the scan returned, with all changes from here on applied, is exactly
-            what is committed at the end of those changes. Without them it is not a state that
-            ever was: commits go on between two pages.
+            was read. The scan with all changes from this position on applied is exactly the
+            committed state at the end of those changes. The scan alone is no state of any
+            moment: commits go on between two pages.
 
     """
 

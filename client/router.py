@@ -139,8 +139,8 @@ class Router:
 
     Attributes:
         cluster_id: Id of the cluster, as the last connected node announced it.
-        counts: What is counted of requests and groups.
-        request_timeout_ms: How long a call goes on trying where it doesn't say otherwise.
+        counts: Counters of requests and groups.
+        request_timeout_ms: Default time limit of a call with its retries.
 
     """
 
@@ -564,9 +564,7 @@ class Router:
             case Verdict.FIND if key is not None:
                 self._coordinators.pop(key, None)
             case Verdict.FIND:
-                self._note_use(
-                    connection.address, of_use=False
-                )  # Another node may know the coordinator.
+                self._note_use(connection.address, of_use=False)  # Ask another node next.
             case Verdict.LOG_IN:
                 connection.close("its log-in has ended")  # Nothing was applied.
             case Verdict.IN_DOUBT:
