@@ -11,7 +11,7 @@ from typing import Final
 
 from protocol.group_ids import NAME_BYTES_MAX, name_error
 
-# Who has not said who he is.
+# Principal of an unauthenticated client.
 ANONYMOUS: Final = "User:ANONYMOUS"
 # In a filter: any number.
 ANY: Final = 1

@@ -1,4 +1,4 @@
-"""What a group id may look like, and which offsets partition it belongs to."""
+"""Rules for group ids, and the offsets partition that a group id belongs to."""
 
 import re
 from functools import lru_cache

@@ -45,7 +45,7 @@ _TYPABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctu
 
 
 class Keys(NamedTuple):
-    """What a server checks a password by; it can't be used to log in."""
+    """Keys by which a server checks a password; they can't be used to log in."""
 
     stored_key: bytes
     server_key: bytes

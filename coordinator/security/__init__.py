@@ -1,1 +1,1 @@
-"""Who somebody is: log-ins, tokens, certificates."""
+"""Authentication of clients: log-ins, tokens, certificates."""

@@ -1,4 +1,4 @@
-"""What clients log in by, as the settings say: the mechanisms, and the files behind them."""
+"""Log-in mechanisms of clients, chosen by the settings, and the files behind them."""
 
 import hmac
 from collections.abc import Callable, Mapping

@@ -186,7 +186,7 @@ def with_bootstrap(lookup: Lookup, name: str, password: str, made_up: Lookup) ->
 
 
 class _Claim:
-    """Who a client says that it is, and the credential of that user."""
+    """User name that a client claims, and the credential of that user."""
 
     def __init__(self, mechanism: str, credential: Lookup, made_up: Lookup) -> None:
         self._mechanism = mechanism
