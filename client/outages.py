@@ -1,4 +1,4 @@
-"""Tells the log when a coordinator stops answering, and when it does again."""
+"""Logs when a coordinator stops answering, and when it answers again."""
 
 import errno
 import logging
@@ -8,7 +8,7 @@ from typing import Final
 
 logger = logging.getLogger("client.connection")  # The name in the guide.
 
-# A name that somebody made up, or an answer's words, must not fill the log.
+# Longest text in a line of the log, in characters: foreign names and messages must not fill it.
 CHARS_MAX: Final = 500
 
 
@@ -19,10 +19,10 @@ class _Outage:
 
 
 class Outages:
-    """The addresses that are away. Each says so in one line, and in one that it is back.
+    """Addresses that are away. The log gets one line when an outage begins, and one at its end.
 
-    An outage begins with an attempt that fails, whatever the reason. It ends with an answer, once
-    nobody is left whose attempts failed there: while a group is loading, answers about other
+    An outage begins with a failed attempt, whatever the reason. An answer ends it, once no caller
+    is left whose attempts failed at the address: while a group is loading, answers about other
     groups don't end it, so no number of retries makes a second line.
     """
 

@@ -359,8 +359,8 @@ class Router:
         """Connect to any node, to know early that there is one.
 
         Raises:
-            CoordinatorUnavailable: Nobody answered in time.
-            FatalError: Somebody answered who is no coordinator for this client.
+            CoordinatorUnavailable: No node answered in time.
+            FatalError: The address belongs to no coordinator for this client.
         """
         deadline_s = self.deadline_s(None)
         failures = 0
