@@ -1,4 +1,4 @@
-"""Which coordinator a request goes to.
+"""The coordinator that a request goes to.
 
 A cluster has a coordinator for each group, one for each offsets partition, and one for what is the
 cluster's own: topics, rules of access, users and quotas. FindCoordinator names them. What a request

@@ -20,7 +20,7 @@ class Mechanism(IntEnum):
 
     @property
     def sasl_name(self) -> str:
-        """What SASL calls it, such as "SCRAM-SHA-256"."""
+        """The mechanism's name in SASL, for example "SCRAM-SHA-256"."""
         return self.name.replace("_", "-")
 
 

@@ -43,7 +43,7 @@ class Account:
     """Who somebody has shown to be.
 
     Attributes:
-        principal: Such as "User:alice".
+        principal: The name, for example "User:alice".
         way: How he has shown it.
     """
 

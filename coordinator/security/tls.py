@@ -28,7 +28,7 @@ _VERIFY: Final = {
     "required": ssl.CERT_REQUIRED,
 }
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-# What OpenSSL says of a file that it doesn't take.
+# OpenSSL's messages about a file that it doesn't accept.
 _REASONS: Final = {
     "KEY_VALUES_MISMATCH": "the private key is not that of the first certificate",
     "EE_KEY_TOO_SMALL": "the key is too short",
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
     """A certificate in force.
 
     Attributes:
-        context: What new connections are encrypted with.
+        context: Encrypts new connections.
         leaf: The certificate itself.
     """
 
@@ -70,7 +70,7 @@ class Certificates:
     """The certificate in force, and the files that it comes from.
 
     Attributes:
-        context: What new connections are encrypted with.
+        context: Encrypts new connections.
     """
 
     def __init__(
