@@ -28,7 +28,7 @@ _VERIFY: Final = {
     "required": ssl.CERT_REQUIRED,
 }
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-# OpenSSL's messages about a file that it doesn't accept.
+# Texts for the reasons by which OpenSSL refuses a file.
 _REASONS: Final = {
     "KEY_VALUES_MISMATCH": "the private key is not that of the first certificate",
     "EE_KEY_TOO_SMALL": "the key is too short",
@@ -61,7 +61,7 @@ class Loaded(NamedTuple):
 
     @property
     def soon_ms(self) -> int:
-        """So long before the end somebody should see to it."""
+        """Time before the end at which a renewal is due, in milliseconds."""
         life = self.leaf.not_valid_after_utc - self.leaf.not_valid_before_utc
         return int(min(_SOON, life / _SOON_SHARE).total_seconds() * 1000)
 
