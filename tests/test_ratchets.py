@@ -31,7 +31,7 @@ RIDDLING: Final = {
     "client/": 1,
     "client/assignors/": 0,
     "client/kafka_groups/": 0,
-    "client/spark/": 119,
+    "client/spark/": 69,
     "client/zookeeper/": 0,
     "coordinator/": 0,
     "coordinator/cli/": 51,

@@ -1,9 +1,9 @@
-"""The reader of the coordinated source, without Spark: what to hand over, pin and commit, when.
+"""The reader of the coordinated source, without Spark: when it hands over, pins and commits.
 
 Theory of operation
 -------------------
 Spark calls ``latest_offset(start)`` on every trigger. Its *start* is always work whose sink has
-finished, so this is where everything happens, in this order:
+finished, so the reader does all its work in this call, in this order:
 
 1. If *start* is the batch that this process handed over last, its ranges are *finished*.
 2. A commit whose answer was lost is repeated, byte for byte, until there is an answer.
@@ -16,15 +16,15 @@ finished, so this is where everything happens, in this order:
 5. One commit stores the finished ends and, as metadata, the ends of the ranges that come next
    (the pins). Only after a definite OK do these ranges become the new end offset.
 
-Why pins: whoever owns a partition next begins with exactly the pinned range, so a range that was
-written by a member that died is written again with the same bounds, and a sink can tell.
+Why pins: the next owner of a partition begins with exactly the pinned range, so a range that was
+written by a member that died is written again with the same bounds, and a sink can recognize it.
 
-A reader that comes into a group at work hands Spark one batch without rows before it joins: while
-Spark compiles and starts its workers, which takes seconds, nobody waits for its partitions.
+A reader that comes into a group at work hands Spark one batch without rows before it joins: Spark
+compiles and starts its workers for seconds, and no partition waits for this reader in that time.
 
 An outage never ends a query: `latest_offset` then returns *start*, which means "nothing new".
-Where that would be read as "done" (a replay, AvailableNow, the first offset) it blocks instead
-and raises after the coordinator timeout.
+Where Spark would read this as "done" (a replay, AvailableNow, the first offset), the reader blocks
+instead, and raises after the coordinator timeout.
 
 Not thread-safe, except for `stop`, which may be called while another method blocks.
 """
@@ -90,17 +90,17 @@ class ReaderCore:
 
     Args:
         options: the checked options of the stream.
-        log: where the rows are.
+        log: the log that holds the rows.
         open_session: makes this reader a member of its group; called on first use.
         client_id: names this reader process, and no other, in the group.
         clock: a monotonic clock in seconds.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
         run: makes the calls of *log*.
         refused: returns why this query must not go on, or None.
-        warms_up: whether Spark runs a batch without rows first, if others read meanwhile.
+        warms_up: whether Spark runs a batch without rows first, if other members read already.
 
     Attributes:
-        warming_up: whether the batch that Spark was given last is that one.
+        warming_up: whether the last batch handed to Spark is the batch without rows.
 
     """
 
@@ -130,7 +130,7 @@ class ReaderCore:
         self._put_off_joining = False  # Until the batch without rows is done.
         self._triggered = False
         self._is_checkpoint_checked = False
-        # What the checkpoint has read from, as far as the log was not asked for it yet.
+        # Partitions of the checkpoint for which the log was not asked yet.
         self._expected: list[TopicPartition] = []
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
@@ -142,14 +142,14 @@ class ReaderCore:
     def initial_offset(self) -> dict[str, object]:
         """Return the offset before any batch, once this reader is a member with an assignment.
 
-        Or once it is known that others read, and it is to warm up.
+        If other members read already and the reader warms up, it returns before it joins.
 
         Raises:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        # Spark asks once more between the first batch's plan and its start, where nothing may be
-        # given away, and after a first trigger in vain.
+        # Spark asks once more between the plan and the start of the first batch, where no partition
+        # may be given up, and after a first trigger without a batch.
         if not self._triggered and self._handed is None:
             self._put_off_joining = self._is_to_warm_up({})
             if not self._put_off_joining:
@@ -158,24 +158,24 @@ class ReaderCore:
         return {}
 
     def prepare_available_now(self) -> None:
-        """Note where the log ends now: the query is to end there.
+        """Note the log's ends as of now: the query stops there.
 
-        From now on a rebalance is waited for. "Nothing left to read" must not be said while the
-        group has more for us, and while partitions move nobody has them.
+        From now on the reader waits for rebalances: it must not report "nothing left to read"
+        while the group has more partitions for it, and a moving partition has no owner.
 
         Raises:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        self._may_warm_up = False  # It is to end, not to begin, when there is nothing to read.
+        self._may_warm_up = False  # An empty batch would end this query before it begins.
         self._ownership.hand_over_all()
         self._until_done("the first assignment", self._settle)
         self._until_done("the log's ends", self._ownership.stop_at_ends)
 
     def latest_offset(self, start: Offset, max_rows: int | None) -> Offset:
-        """Commit what *start* finished, hand over if asked, pin the next ranges; return their end.
+        """Commit the ranges up to *start*, hand over if asked, pin the next; return their end.
 
-        Returns *start* itself when there is nothing new, or nothing certain.
+        Returns *start* itself when there are no new rows, or positions are uncertain.
 
         Args:
             start: the offset up to which Spark's sink has finished.
@@ -207,24 +207,24 @@ class ReaderCore:
         return end
 
     def partitions(self, start: Offset, end: Offset) -> list[Task]:
-        """Return the ranges of a batch: of the one just planned, or of one that is replayed.
+        """Return the ranges of the batch just planned, or of a replayed batch.
 
-        Of a replayed batch only those ranges run that are ours and that the coordinator still
-        has as the next ones; the others were finished, or will be run, by their owner.
+        Of a replayed batch, a range runs only if this reader owns its partition and the
+        coordinator still has it as the next one; the owner has finished, or will run, the others.
 
         Raises:
-            CoordinatorTimeout: the coordinator was away for too long to say.
+            CoordinatorTimeout: the coordinator was away for too long during a replay.
 
         """
         if start == end:
-            return []  # Another source of the query has news, this one hasn't.
+            return []  # Only another source of the query has new rows.
         if self._handed is None or self._handed.end != end:
             if self._triggered:
                 raise CoordinatedSourceError(
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
-            # A replay warms up, and joins, as well.
+            # A replay warms Spark up, too, and joins the group.
             self._may_warm_up = self._put_off_joining = False
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
@@ -236,9 +236,9 @@ class ReaderCore:
         return {str(tp): end for tp, end in sorted(self._ownership.ends.items())} or None
 
     def depart(self, silent_s: float) -> None:
-        """Leave the group, as nobody has asked for *silent_s*; the next call joins it anew.
+        """Leave the group, as Spark was silent for *silent_s* seconds; the next call joins anew.
 
-        Never raises. May be called from another thread, beside no other call.
+        Never raises. May be called from another thread, but not during another call.
         """
         reason = f"Spark has not asked its reader for {silent_s:.0f} s (option 'maxPollInterval')"
         if self._ownership.depart(reason):
@@ -281,8 +281,8 @@ class ReaderCore:
         }
         if not run and self._is_published(start):
             return start
-        # Without ranges this is the empty batch that publishes who we are, and where, and which
-        # partitions came to us, or went away.
+        # Without ranges this is the empty batch that publishes the reader's identity, its places,
+        # and which partitions it gained or gave up.
         return self._hand(start, run)
 
     def _is_published(self, start: Offset) -> bool:
@@ -298,8 +298,8 @@ class ReaderCore:
             memory=self._ownership.seen,
         )
         if end == start:
-            # The same range again, as in a group that was deleted and made anew. Spark would
-            # take an equal offset for "nothing new".
+            # The same range comes again, for example in a group that was deleted and made anew.
+            # Spark would take an equal offset for "nothing new".
             end[READER_KEY]["again"] = True
         self._handed = HandedBatch(end, run)
         return end
@@ -308,13 +308,13 @@ class ReaderCore:
         if not self._may_warm_up:
             return False
         try:
-            # Now, as the end of a batch without rows doesn't say what was read before.
+            # Check now: the end of a batch without rows doesn't hold the checkpoint's partitions.
             self._check_log_has_expected()
-            # A process that was killed is a member for a while; it doesn't read.
+            # A killed process stays a member until its session ends, but it doesn't read.
             before = decode_end(start).reader
             return self._ownership.others_read(before.client_id if before else "")
         except CoordinatorError as error:
-            # Joining waits for the coordinator, or says why it is refused.
+            # The join waits for the coordinator, or raises the reason for a refusal.
             logger.info("not warming up, as nobody says whether others read: %s", error)
             return False
 
@@ -330,14 +330,14 @@ class ReaderCore:
                 run[tp] = Finished(planned, position.resets)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)
-        # For those without, the next trigger waits, or goes on with what is there.
+        # For ranges without rows, the next trigger waits, or goes on with the rows that are there.
         with_rows = self._ownership.with_rows(run.keys())
         run = {tp: finished for tp, finished in run.items() if tp in with_rows}
         self._ownership.prove(run.keys())
         self._handed = HandedBatch(end, run)
 
     def _check_checkpoint(self, offset: Offset) -> None:
-        """Look once at what Spark begins with: from then on it only has what we gave it."""
+        """Check the first offset from Spark; all later ones come from this reader."""
         if not self._is_checkpoint_checked:
             before = decode_end(offset)
             check_checkpoint(before, self._options, self._reads)
@@ -347,12 +347,12 @@ class ReaderCore:
             self._is_checkpoint_checked = True
 
     def _check_log_has_expected(self) -> None:
-        """Make sure that the log still has what the checkpoint has read from."""
+        """Make sure that the log still has the partitions of the checkpoint."""
         pattern = self._options.topics_pattern
         there = set(self.log.topics()) if pattern is not None and self._expected else set()
         while self._expected:
             tp = self._expected[-1]
-            if pattern is None or tp.topic in there:  # Else it dropped out of the pattern.
+            if pattern is None or tp.topic in there:  # Else the topic no longer matches.
                 self.log.has(tp)
             self._expected.pop()
 
@@ -388,24 +388,23 @@ class ReaderCore:
             self._deadline_s = None
 
     def _wait_s(self) -> float:
-        """How long to wait for an assignment."""
         if self._deadline_s is not None:
             return max(self._deadline_s - self._clock(), 0.0)
         # The others hand over between their batches, within the rebalance timeout.
         return (self._options.rebalance_timeout_ms + self._options.request_timeout_ms) / 1000
 
     def _pause(self, message: str, error: CoordinatorError) -> None:
-        """Wait before the next try; say so, the longer it takes the less often."""
+        """Wait before the next try; log at failures 1, 2, 4, 8, and so on."""
         if not self._failures:
             self._failing_since_s = self._clock()
         self._failures += 1
-        if self._failures.bit_count() == 1:  # At 1, 2, 4, 8, …
+        if self._failures.bit_count() == 1:  # A power of two.
             logger.warning(message, error)
         self._sleep(backoff(self._failures, PAUSE_MIN_S, PAUSE_MAX_S))
 
     def _warn_of_long_batch(self) -> None:
-        """A hand-over waits for the batch; past the rebalance timeout the group evicts us."""
-        if self._returned_at_s is None or self.warming_up:  # That one isn't in the group yet.
+        """Warn if a batch took over half the rebalance timeout, after which the group evicts us."""
+        if self._returned_at_s is None or self.warming_up:  # Not a member yet.
             return
         gap_s = self._clock() - self._returned_at_s
         timeout_s = self._options.rebalance_timeout_ms / 1000
@@ -424,8 +423,8 @@ def check_checkpoint(
 ) -> None:
     """Refuse a checkpoint of another group, or of other topics only.
 
-    Offsets come from the group, so a wrong checkpoint loses nothing by itself. But it is a sign of
-    a mix-up, and batch ids and output folders go with a checkpoint: better say so at once.
+    Offsets come from the group, so a wrong checkpoint loses no rows by itself. But it is a sign of
+    a mix-up, and batch ids and output folders go with a checkpoint, so the query ends at once.
 
     Args:
         end: the last offset in the checkpoint.
@@ -433,7 +432,7 @@ def check_checkpoint(
         is_subscribed: whether this query reads a topic.
 
     Raises:
-        CheckpointError: it is not this query's; the message says whose.
+        CheckpointError: the checkpoint is another query's; the message names its group or topics.
 
     """
     if end.reader is not None and end.reader.group != options.group:

@@ -2,11 +2,11 @@
 
 Spark makes these objects in several processes: in short planning workers, in the one long-lived
 reader process of a query run, and, as pickled copies, in executors. Only the reader process may
-join the group, so nothing happens before `initialOffset`, `latestOffset`, `partitions` or
-`prepareForTriggerAvailableNow` is called; those are called there only.
+join the group, so the reader does nothing before `initialOffset`, `latestOffset`, `partitions` or
+`prepareForTriggerAvailableNow` is called; Spark calls these in the reader process only.
 
 A source can't see its query. `QueryGuard`, in the driver's process, can, and has the readers of
-queries end that can't be right.
+incorrect queries end.
 """
 
 import atexit
@@ -84,7 +84,7 @@ ONE_BATCH: Final = (
     "source"
 )
 
-# Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
+# Maximum number of tasks without rows: more cores than a driver has to warm.
 WARM_TASKS_MAX: Final = 64
 
 _BEFORE: Final = (
@@ -98,19 +98,19 @@ _AFTER: Final = (
     StructField("generation", IntegerType(), nullable=True),
 )
 
-# Spark itself waits for nobody; a coordinator that doesn't answer in this time finds out by the
-# session timeout.
+# Timeout for leaving the group at SIGTERM, in seconds. Spark doesn't wait for the reader; if the
+# coordinator doesn't answer in time, the membership ends with the session timeout.
 LEAVE_WAIT_S: Final = 1.0
 
 
-# How long the end of a program waits for what Spark has to tell its listeners.
+# Time that the end of a program waits for Spark's pending listener events, in milliseconds.
 UNHEARD_MS_MAX: Final = 1_000
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the formats known to a session, and watch for queries that can't be right.
+    """Register the formats with a session, and watch for incorrect queries.
 
-    They are ``coordinated`` and the tables, such as ``group_offsets``.
+    The formats are ``coordinated`` and the tables, such as ``group_offsets``.
 
     Raises:
         PythonMismatch: Spark's workers would run on another Python than this program.
@@ -120,7 +120,7 @@ def register(spark: "SparkSession") -> None:
     if not is_connect:
         check_python(spark.sparkContext.pythonExec)
     if SPARK_SCOPES_FILTERS:
-        # Without it Spark refuses to read a source in Python that could take filters.
+        # Without this setting Spark refuses to read a Python source that could take filters.
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     driver = uuid.uuid4().hex
     for source in (
@@ -131,7 +131,7 @@ def register(spark: "SparkSession") -> None:
         GroupRebalancesSource,
     ):
         spark.dataSource.register(source)
-    # Spark Connect complains at its shutdown about listeners that are still there.
+    # Spark Connect logs errors at its shutdown for listeners that are still registered.
     if not is_connect:
         guard = QueryGuard(driver, partial(sources_of, spark, FORMAT_NAME))
         spark.streams.addListener(guard)
@@ -139,9 +139,9 @@ def register(spark: "SparkSession") -> None:
 
 
 def take_off(spark: "SparkSession", guard: "StreamingQueryListener") -> None:
-    """Have Spark tell *guard* nothing more: it prints a trace if this process is gone by then.
+    """Remove the listener *guard*: Spark prints a trace if it calls a process that has ended.
 
-    The end of a query that was stopped just now may be on its way.
+    Waits for pending events first: the end of a query that was just stopped may be among them.
     """
     with suppress(Exception):
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(UNHEARD_MS_MAX)  # noqa: SLF001 - there is no other way.
@@ -150,7 +150,7 @@ def take_off(spark: "SparkSession", guard: "StreamingQueryListener") -> None:
 
 
 def _made_for(app_name: str | None, driver: str) -> type[DataSource]:
-    """Return the source for one application: Spark tells a reader process nothing else of it."""
+    """Return a source class with the application's name, which Spark doesn't pass to readers."""
     about = {"app_name": app_name or "", "driver": driver}
     return type("NamedSource", (CoordinatedSource,), about)
 
@@ -167,8 +167,8 @@ class CoordinatedSource(DataSource):
     """The data source ``coordinated``; see docs/spark.md for its options.
 
     Attributes:
-        app_name: the Spark application that reads; its readers are named after it.
-        driver: the call of `register` that made the source known, as its guard names it.
+        app_name: the Spark application; its readers are named after it.
+        driver: id of the call of `register`, as in the notes of its guard.
 
     Raises:
         OptionError: an option is missing, unknown or impossible.
@@ -215,7 +215,7 @@ class CoordinatedSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
-        """Return the reader; called in planning workers too, so it joins nothing."""
+        """Return the reader. Planning workers call this too, so it joins no group."""
         return CoordinatedStreamReader(self._options, schema, self.app_name, self.driver)
 
 
@@ -239,7 +239,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._attention: Attention | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle what executors need; the membership stays in the reader process."""
+        """Pickle the fields that executors need; the membership stays in the reader process."""
         return {**self.__dict__, "_core": None, "_attention": None}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return ReadMaxRows(NO_MAX_ROWS if max_rows is None else max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commit what has finished, hand over if asked, pin and return the next batch.
+        """Commit finished ranges, hand over if asked, pin and return the next batch.
 
         Raises:
             CoordinatedSourceError: Spark runs one batch only, and has no limit then.
@@ -271,12 +271,12 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._core.report_latest() if self._core else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the log ends now."""
+        """Note the log's ends as of now."""
         with self._asked() as core:
             core.prepare_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of the batch, shared out to tasks."""
+        """Return the ranges of the batch, distributed over tasks."""
         options = parse_options(self._options)
         with self._asked() as core:
             ranges = core.partitions(start, end)
@@ -285,7 +285,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range after the other, on an executor."""
         assert isinstance(partition, RangesPartition)
-        if partition.ranges:  # Else there is more to load.
+        if partition.ranges:  # Tasks without rows only load modules.
             settle()
         log = _load(self._options)
         silence_s = patience_s(parse_options(self._options))
@@ -301,7 +301,6 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     @contextmanager
     def _asked(self) -> Iterator[ReaderCore]:
-        """Do what Spark asks of the core."""
         with hidden_traceback():
             core = self._joined()
             with self._attention or nullcontext():
@@ -331,14 +330,14 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._core = core
             self._attention = Attention(options.max_poll_interval_ms / 1000, core.depart)
             self._attention.watch()
-            gc.freeze()  # Else the collector looks at all that is imported, every few triggers.
+            gc.freeze()  # Else the collector scans all imported modules every few triggers.
             LeaveOnSigterm(core.stop).install()
         return self._core
 
 
 @contextmanager
 def hidden_traceback() -> Iterator[None]:
-    """Have Spark show an error whose message says all by that message alone, and log it before.
+    """Have Spark show only the message of an error that needs no traceback; log it first.
 
     A log's own error keeps its traceback: its author needs it.
     """
@@ -356,7 +355,7 @@ def hidden_traceback() -> Iterator[None]:
 
 
 def ranges_partitions(ranges: Sequence[Task], options: ReaderOptions) -> list[InputPartition]:
-    """Return *ranges* shared out to tasks, as Spark takes them."""
+    """Return *ranges* distributed over tasks, as input partitions of Spark."""
     return [
         RangesPartition([SourceRange(*one.tp, *one.range) for one in task])
         for task in pack_ranges(ranges, options.min_tasks, options.rows_per_task)
@@ -371,22 +370,22 @@ def warm_partitions(options: ReaderOptions) -> list[InputPartition]:
 def pack_ranges(ranges: Sequence[Task], tasks_min: int, rows_per_task: int) -> list[list[Task]]:
     """Put all *ranges* into tasks of about equal size; each task in the ranges' own order.
 
-    A task of a Python source costs Spark some tens of milliseconds, whatever it reads, so a batch
+    A task of a Python source costs Spark some tens of milliseconds, even with few rows, so a batch
     of a thousand small ranges must not be a thousand tasks; and a few large ranges must not wait
-    for one another. So ranges are put together only where there are more of them than *tasks_min*,
+    for one another. Ranges are therefore put together only if there are more than *tasks_min*,
     and then into tasks of about *rows_per_task* rows each. A range is never cut.
 
     Args:
         ranges: the ranges of a batch.
-        tasks_min: how many tasks there are at least, if there are so many ranges.
-        rows_per_task: how many rows a task may hold before there are more tasks than that.
+        tasks_min: the minimum number of tasks; fewer only if there are fewer ranges.
+        rows_per_task: the rows that a task may hold before there are more than *tasks_min* tasks.
 
     """
     rows = [one.range.end - one.range.start for one in ranges]
     tasks = min(len(ranges), max(tasks_min, -(-sum(rows) // rows_per_task)))
     packed: list[list[int]] = [[] for _ in range(tasks)]
-    # The largest first, each to the task that has least: none is then much longer than the others.
-    loads = [(0, 0, task) for task in range(tasks)]  # Rows, ranges, and whose.
+    # The largest range first, each to the task with the fewest rows: tasks get about equal sizes.
+    loads = [(0, 0, task) for task in range(tasks)]  # Rows, ranges, task.
     for index in sorted(range(len(ranges)), key=lambda index: -rows[index]):
         held, count, task = loads[0]
         packed[task].append(index)
@@ -424,10 +423,10 @@ def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
 
 
 def log_to_stderr(who: str, package: logging.Logger = PACKAGE_LOGGER) -> None:
-    """Have the reader process log lines that look like Spark's, unless somebody set up others.
+    """Have the reader process log in the layout of Spark's lines, unless logging is set up already.
 
-    Python's own last resort shows warnings only, and neither when nor who: in a driver's standard
-    error lines of several readers stand between Spark's.
+    Python's handler of last resort shows warnings only, without time and without reader: a driver's
+    standard error mixes lines of several readers with Spark's.
     """
     if package.hasHandlers():
         return
@@ -446,11 +445,12 @@ class LeaveOnSigterm:
     """Calls *leave* in a thread of its own when SIGTERM arrives, then ends the process.
 
     Spark stops a query by sending SIGTERM to its reader process, sometimes twice, while the main
-    thread may be anywhere, also inside a lock. So the handler takes no lock: it writes a byte to a
-    pipe on whose other end a thread waits, gives that thread a moment to leave, and exits.
+    thread may be anywhere, also inside a lock. The handler therefore takes no lock: it
+    writes a byte to a pipe on whose other end a thread waits, gives that thread a moment to leave,
+    and exits.
 
     Args:
-        leave: leaves the group; must be safe to call while other threads use the group.
+        leave: leaves the group; must be thread-safe.
 
     """
 

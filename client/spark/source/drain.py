@@ -1,4 +1,4 @@
-"""Stopping a query so that nothing is processed twice."""
+"""Stopping a query without processing any row twice."""
 
 import logging
 import signal
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often the coordinator is asked; a drain takes a batch and a rebalance.
+# Pause between two requests to the coordinator, in s; a drain takes a batch and a rebalance.
 POLL_S: Final = 0.2
 
-# How long one question to the coordinator goes on trying, if there is so much time left.
+# Maximum timeout of one request to the coordinator, in milliseconds; less near the deadline.
 ASK_MS_MAX: Final = 10_000
 
 
 class DrainClient(Protocol):
-    """What is needed of a client; `client.blocking.BlockingClient` has it."""
+    """The part of `client.blocking.BlockingClient` that a drain needs."""
 
     def drain_member(
         self, group: str, client_id: str, *, timeout_ms: int | None = None
@@ -40,17 +40,17 @@ class DrainClient(Protocol):
         """Take all partitions away from the members with this client id."""
 
 
-# Returns the client for a coordinator; connecting takes at most so many milliseconds.
+# Returns the client of a coordinator address; the number is its timeout in milliseconds.
 ClientOf = Callable[[str, int], DrainClient]
 
 
 def drain_and_stop(
     query: "StreamingQuery", timeout: float = 60.0, *, security: Given = None
 ) -> None:
-    """Let the readers of *query* commit what they finished, take their partitions, then stop it.
+    """Have the readers of *query* commit finished ranges and give up partitions; then stop it.
 
-    The other members of the group go on with the partitions; nothing runs twice. Returns when
-    the query has stopped, also if it had ended by itself.
+    The other members of the group go on with the partitions; no row is processed twice. Returns
+    when the query has stopped, also if it had ended by itself.
 
     Args:
         query: a running query over at least one ``coordinated`` source.
@@ -61,7 +61,7 @@ def drain_and_stop(
     Raises:
         DrainTimeout: not done in time; the query still runs, and a plain ``query.stop()``
             would repeat at most its last batch.
-        StreamingQueryException: the query failed meanwhile.
+        StreamingQueryException: the query failed during the drain.
 
     """
     with ExitStack() as stack:
@@ -87,9 +87,9 @@ def run_until_stopped(
 ) -> None:
     """Wait until *query* ends; at Control-C or SIGTERM drain and stop it first.
 
-    What ``awaitTermination`` is for, without its traps: Spark's own handler of Control-C cancels
-    the batch that runs, and prints tracebacks. A second Control-C, or the end of *timeout*, stops
-    the query at once; then at most its last batch runs again. To be called in the main thread.
+    Use it in place of ``awaitTermination``: there Spark's own handler of Control-C cancels the
+    batch that runs, and prints tracebacks. A second Control-C, or the end of *timeout*, stops
+    the query at once; then at most its last batch runs again. Call it in the main thread.
 
     Args:
         query: a running query over at least one ``coordinated`` source.
@@ -111,7 +111,7 @@ def wait_and_drain(
     drain_now: Callable[[], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what `run_until_stopped` says, with the signals that came so far in *asked*."""
+    """Implement `run_until_stopped`; *asked* lists the signals received so far."""
     while query.isActive and not asked:
         sleep(POLL_S)
     if query.isActive:
@@ -128,12 +128,13 @@ def wait_and_drain(
 
 
 def unless_asked_again(drain_now: Callable[[], None], asked: list[int]) -> None:
-    """Do *drain_now* in a thread, and leave it behind when a second signal comes.
+    """Run *drain_now* in a thread, and abandon it when a second signal comes.
 
-    A question to a coordinator that is away takes seconds, and can't be interrupted.
+    A request to a coordinator that is away takes seconds, and can't be interrupted.
 
     Raises:
-        DrainTimeout: a second signal came first, or from *drain_now*, as all that it raises.
+        DrainTimeout: a second signal came first.
+        Exception: any exception that *drain_now* raised.
 
     """
     failures: list[Exception] = []
@@ -156,7 +157,7 @@ def unless_asked_again(drain_now: Callable[[], None], asked: list[int]) -> None:
 
 @contextmanager
 def _signals_counted() -> Iterator[list[int]]:
-    """Have SIGINT and SIGTERM only noted: raising inside of a call to the JVM would break it."""
+    """Only note SIGINT and SIGTERM: an exception inside of a call to the JVM would break it."""
     came: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -183,7 +184,7 @@ def drain(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Do what `drain_and_stop` says, with clients from *client_of* and this clock."""
+    """Implement `drain_and_stop` with clients from *client_of* and a given clock."""
     deadline_s = clock() + timeout_s
 
     def left_ms() -> int:
@@ -224,7 +225,7 @@ def _drained(client_of: ClientOf, reader: ReaderIdentity, left_ms: Callable[[], 
         members = client.drain_member(reader.group, reader.client_id, timeout_ms=left_ms())
     except FatalError as error:
         if error.code in {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND}:
-            # It is joining (again), or it belongs to an earlier process of this query.
+            # The member is joining (again), or belongs to an earlier process of this query.
             logger.info("no member %s to drain yet", reader.client_id)
             return False
         raise

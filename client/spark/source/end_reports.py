@@ -1,9 +1,10 @@
-"""What the coordinator is told of the log: which topics there are, and how far they reach.
+"""Reports of the log to the coordinator: which topics there are, and where partitions end.
 
-It can't know by itself, and without it no tool can show the lag of a group. Topics are registered
-as seen by a consumer: that bounds no commits, and takes nothing away from what others registered.
+The coordinator can't see the log, and without reports no tool can show the lag of a group. Topics
+are registered as observed by a consumer: this bounds no commits, and removes no partitions that
+others registered.
 
-All of it happens in a task of the client's thread. The reader only leaves a note of what it saw.
+All reports are sent by a task in the client's thread. The reader only notes partitions and ends.
 """
 
 import logging
@@ -22,13 +23,13 @@ from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# How often ends are reported, at most, but for those that a commit is about to pass.
+# Minimum time between two reports of ends, in seconds; shorter if a commit is about to pass one.
 PERIOD_S: Final = 1.0
-# An end that stays is told again after so long, while it is looked at: else nobody knows whether
-# the topic is quiet, or nobody looks. A report repeats at most so many ends.
+# Time after which an unchanged end is reported again, in seconds, and the most ends that a report
+# repeats. Without repeats a quiet topic looks like one that no reader reads.
 REPEAT_S: Final = 60.0
 REPEATS_MAX: Final = 1_000
-# How long to wait after a failure: lag is worth no load on a coordinator in trouble.
+# Pause after a failure, in seconds: lag is not worth load on a coordinator in trouble.
 RETRY_S: Final = 10.0
 
 
@@ -38,30 +39,30 @@ class _Report(NamedTuple):
 
 
 class EndReporter:
-    """Registers topics, and reports the ends that have changed, and at times the others.
+    """Registers topics, reports changed ends, and repeats unchanged ones after `REPEAT_S`.
 
     Args:
-        calls: asks the coordinator.
+        calls: the calls to the coordinator.
 
     """
 
     def __init__(self, calls: TopicCalls) -> None:
         self._calls = calls
-        self._counts: dict[str, int] = {}  # How many partitions the log has.
-        self._registered: dict[str, int] = {}  # How many the registry has, at least.
+        self._counts: dict[str, int] = {}  # Partitions in the log.
+        self._registered: dict[str, int] = {}  # Minimum number of partitions in the registry.
         self._ends: Mapping[TopicPartition, int] = {}
-        self._reported: dict[TopicPartition, _Report] = {}  # The longest ago first.
-        # What was noted by the last report.
+        self._reported: dict[TopicPartition, _Report] = {}  # Oldest first.
+        # The ends noted at the last report.
         self._seen: Mapping[TopicPartition, int] | None = None
         self._news = trio.Event()
         self._next_report_s = 0.0
         self._is_failing = False
 
     def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """Take note of the partitions of each topic; in the client's thread.
+        """Note the partitions of each topic. Call it in the client's thread.
 
-        They are registered at once: before a group hears of new partitions in another way, and so
-        shares them out a second time.
+        They are registered at once: a group that learns of new partitions in another way would
+        rebalance a second time.
         """
         counts = {topic: max(listed) + 1 for topic, listed in partitions.items() if listed}
         if counts != self._counts:
@@ -69,13 +70,13 @@ class EndReporter:
             self._news.set()
 
     def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Take note of ends, which must not be changed afterwards; in any thread."""
+        """Note *ends*, a mapping that must not be changed afterwards. Call it in any thread."""
         self._ends = ends
 
     def note_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Report ends now if *offsets*, which are committed next, pass those that were reported.
+        """Report ends now if *offsets*, which are committed next, pass the reported ends.
 
-        In between no lag would be known. Call it in the client's thread.
+        Else the lag would be unknown until the next report. Call it in the client's thread.
         """
         if self._is_failing:
             return
@@ -87,7 +88,7 @@ class EndReporter:
                 return
 
     async def run(self) -> None:
-        """Tell what is noted until the client closes. Raises nothing."""
+        """Send reports until the client closes. Raises nothing."""
         with suppress(ClientClosed):
             while True:
                 await self._tell()
@@ -95,7 +96,7 @@ class EndReporter:
                     await self._news.wait()
 
     async def finish(self) -> None:
-        """Tell now what is left to tell, before the client closes. Raises nothing."""
+        """Send the last report now, before the client closes. Raises nothing."""
         self._next_report_s = 0.0
         with suppress(ClientClosed):
             await self._tell()
@@ -143,7 +144,7 @@ class EndReporter:
         except FatalError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            # The registry was emptied, or a topic deleted: all of it is told again.
+            # The registry was emptied, or a topic deleted: register and report all again.
             self._registered, self._reported = {}, {}
             if again:
                 raise
@@ -153,11 +154,11 @@ class EndReporter:
         self._seen = ends
         now_s = trio.current_time()
         for tp, end in changed.items():
-            self._reported.pop(tp, None)  # It goes to the end of the order.
+            self._reported.pop(tp, None)  # Moves the entry to the end of the order.
             self._reported[tp] = _Report(end, now_s)
 
     def _repeats(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return ends that were reported long ago, and forget those that nobody notes any more."""
+        """Return ends last reported `REPEAT_S` ago or earlier; forget those no longer in *ends*."""
         due_s = trio.current_time() - REPEAT_S
         due = takewhile(lambda item: item[1].at_s <= due_s, self._reported.items())
         repeats = {}

@@ -1,30 +1,31 @@
-"""What a reader remembers of its group, and how it finds out that the coordinator has forgotten it.
+"""A reader's memory of its group, to detect that the coordinator has lost the group's offsets.
 
 A coordinator's folder can be lost, a group deleted, its offsets can expire, a backup can be
 restored, and another coordinator can answer at the address. The reader then finds a group without
-offsets, or with older ones, and must not take it for a new one. It compares what it finds with
-what it last saw itself, in this process or, as its checkpoint says, in an earlier one:
+offsets, or with older ones, and must not take it for a new one. It compares the group with the one
+it last saw itself, in this process or, according to its checkpoint, in an earlier one:
 
 - the cluster's id is another one;
 - the generation is a lower one: generations of a group only grow;
 - there is no offset of a partition that had one;
-- an offset lies further back, and nobody has reset it.
+- an offset lies further back, without a reset.
 
-Who resets offsets on purpose either raises the counter of resets in the pin (the bulk writer), or
-leaves no pin at all (everybody else's tools). An offset without a pin that somebody else stored is
-therefore counted as a reset by the reader that takes it over. The count is at least the
+A reset of offsets on purpose either raises the counter of resets in the pin (the bulk writer), or
+leaves no pin at all (all other tools). A reader that takes over an offset without a pin, stored by
+another client, therefore counts a reset. The count is at least the
 generation, so that a reader that knows of no reset before still comes to a higher one.
 
-Each reader knows only the partitions that it had, and the checkpoint of one that was stopped may
-be older than what another reader did since. So after a loss all of them write down what they know
-in a group beside their own, which never has members (`places_group`): there whoever owns a
-partition now finds how far the others were. Each place has a mark of what it is worth:
+Each reader knows only the partitions that it had, and the checkpoint of a stopped reader may be
+older than the work of another reader since. After a loss all readers therefore write their places
+(positions) into a group beside their own, which never has members (`places_group`): there the owner
+of a partition finds how far the others were. Each place has a mark of its reliability:
 
-- CERTAIN: its reader ran at the moment of the loss, and had the partition. It goes back at once.
-- HAD: its reader had the partition when its checkpoint was written. Nobody else need know more,
-  but somebody may, who comes a little later.
-- none: its reader had given the partition away, so somebody else has gone on from there. Where
-  nothing better is known, or nothing at all, a reader is missing, and is waited for longer.
+- CERTAIN: its reader ran at the moment of the loss, and had the partition. The partition is put
+  back at once.
+- HAD: its reader had the partition when its checkpoint was written. Probably no other reader knows
+  a later place, but one may come a little later.
+- GIVEN_AWAY: its reader had given the partition up, and another reader has gone on from there. If
+  no better place is known, or none at all, a reader is missing, and the wait is longer.
 """
 
 import hashlib
@@ -43,26 +44,25 @@ logger = logging.getLogger(__name__)
 
 PLACES_SUFFIX: Final = ".places"
 
-# Marks of a place, in the place of a leader's epoch: see above.
+# Marks of a place, stored in the field of the leader's epoch: see above.
 CERTAIN: Final = 1
 HAD: Final = 0
 GIVEN_AWAY: Final = -1
 
-# So many partitions are named in a message.
+# Maximum number of partitions named in a message.
 NAMED_MAX: Final = 3
 
 
 class Loss(NamedTuple):
-    """How a group differs from what a reader last saw of it."""
+    """Differences between a group and the memory of a reader."""
 
     before: Memory
-    cluster: str  # As it is now.
-    generation: int  # As it is now; none before the reader is a member.
+    cluster: str  # The current one.
+    generation: int  # The current one; NO_GENERATION before the reader is a member.
     missing: tuple[TopicPartition, ...]
-    behind: tuple[tuple[TopicPartition, int], ...]  # With the offsets that are stored now.
+    behind: tuple[tuple[TopicPartition, int], ...]  # With the stored offsets.
 
     def __str__(self) -> str:
-        """Return what is missing, in words."""
         found = []
         if self.is_elsewhere:
             found.append(f"this is cluster {self.cluster}, it was {self.before.cluster}")
@@ -93,14 +93,14 @@ class Loss(NamedTuple):
 
 
 def places_group(group: str) -> str:
-    """Return the group in which readers of *group* write down, after a loss, where they were."""
+    """Return the group into which readers of *group* write their places after a loss."""
     if len(group.encode()) + len(PLACES_SUFFIX) <= GROUP_ID_BYTES_MAX:
         return group + PLACES_SUFFIX
     return hashlib.sha256(group.encode()).hexdigest() + PLACES_SUFFIX
 
 
 def is_gone(known: Position, stored: Position) -> bool:
-    """Say whether a group is no longer where it was *known* to be, without a reset."""
+    """Say whether a group is behind the position *known* without a reset."""
     return stored.offset is None or _place(stored) < _place(known)
 
 
@@ -108,7 +108,7 @@ def farther(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     than: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return those of some places that say more than others, or of which those say nothing."""
+    """Return the places in *offsets* that are further than those in *than*, or missing there."""
     return {
         tp: value
         for tp, value in offsets.items()
@@ -117,15 +117,15 @@ def farther(
 
 
 class GroupMemory:
-    """What this reader last saw of its group.
+    """The memory of one reader: its group as last seen.
 
     Args:
         clock: a monotonic clock in seconds.
 
     Attributes:
-        seen: what it saw, as its next end offset is to say.
-        is_lost: whether a loss was found in this run, and the group is to be put back.
-        mine: what this reader owns, or owned when it was last a member.
+        seen: the group as last seen, for the next end offset.
+        is_lost: whether this run found a loss and puts the group back.
+        mine: the partitions that this reader owns, or owned when it was last a member.
 
     """
 
@@ -135,13 +135,13 @@ class GroupMemory:
         self._clock = clock
         self.mine: frozenset[TopicPartition] = frozenset()
         self._certain: frozenset[TopicPartition] = frozenset()
-        self._owed: set[TopicPartition] = set()  # Lost, and not back yet.
+        self._owed: set[TopicPartition] = set()  # Lost, not yet put back.
         self._may_come_until_s = 0.0
         self._wait_until_s = 0.0
         self._resets: dict[TopicPartition, int] = {}
 
     def remember(self, memory: Memory) -> None:
-        """Take over what a checkpoint says."""
+        """Take over the memory of a checkpoint."""
         self.seen = memory
         self.mine = frozenset()
         self._owed = set()
@@ -149,7 +149,7 @@ class GroupMemory:
     def read(
         self, tp: TopicPartition, stored: OffsetAndMetadata | None, generation: int
     ) -> Position:
-        """Return what is stored for a partition; an offset without a pin counts as a reset."""
+        """Return the stored position of a partition; an offset without a pin counts as a reset."""
         position = Position.of(stored)
         if stored is None:
             return position._replace(resets=self._resets.get(tp, 0))
@@ -161,12 +161,12 @@ class GroupMemory:
     def find_loss(
         self, cluster: str, generation: int, found: Mapping[TopicPartition, Position]
     ) -> Loss | None:
-        """Compare what was found with what was seen.
+        """Compare the positions found with those last seen; return the loss, or None.
 
         Args:
             cluster: the id of the cluster that answers.
             generation: the group's, `NO_GENERATION` before this reader is a member.
-            found: what is stored for some partitions.
+            found: the stored positions of some partitions.
 
         """
         offsets = self.seen.offsets.items()
@@ -183,12 +183,12 @@ class GroupMemory:
         return loss if gone or loss.is_elsewhere or loss.is_younger else None
 
     def put_back(self, loss: Loss, may_come_s: float, wait_s: float) -> None:
-        """Go on after a loss with what is remembered, once the others have had time to say more.
+        """Go on after a loss with the remembered places, after a wait for those of other readers.
 
         Args:
-            loss: what was found.
-            may_come_s: how long others have where nobody need know more.
-            wait_s: how long they have, at least, where a reader that knows more is missing.
+            loss: the loss that was found.
+            may_come_s: wait for partitions that have a place marked HAD, in seconds.
+            wait_s: minimum wait for partitions without a reliable place, in seconds.
 
         """
         self._accept(loss)
@@ -200,13 +200,13 @@ class GroupMemory:
         self._wait_until_s = now_s + max(may_come_s, wait_s)
 
     def own(self, tps: Collection[TopicPartition]) -> None:
-        """Take note of what this reader owns now; what else it knows of it has given away."""
+        """Note the owned partitions; all others in the memory are given away."""
         self.mine = frozenset(tps)
         away = self.seen.away | (self.seen.offsets.keys() - self.mine)
         self.seen = self.seen._replace(away=away)
 
     def begin_anew(self, loss: Loss) -> None:
-        """Go on after a loss with what the group has now.
+        """Go on after a loss with the offsets that the group has now.
 
         Rows that come again have a higher counter of resets than those before.
         """
@@ -219,7 +219,7 @@ class GroupMemory:
     def note(
         self, cluster: str, generation: int, positions: Mapping[TopicPartition, Position]
     ) -> None:
-        """Take note of where the group certainly is."""
+        """Note certain positions of the group."""
         offsets = {
             tp: OffsetAndMetadata(position.offset, _pin_of(position))
             for tp, position in positions.items()
@@ -230,7 +230,7 @@ class GroupMemory:
         self._owed.difference_update(offsets)
 
     def places(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what the group's other readers should know after a loss."""
+        """Return this reader's places, for the group's other readers after a loss."""
         return self._marked(self.mine)
 
     def to_restore(
@@ -238,11 +238,11 @@ class GroupMemory:
         found: Mapping[TopicPartition, Position],
         places: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> tuple[dict[TopicPartition, Position], set[TopicPartition]]:
-        """Return where partitions are to be put back to, and for which of them to wait.
+        """Return the positions to put partitions back to, and the partitions to wait for.
 
         Args:
-            found: what is stored for them.
-            places: what all readers have written down.
+            found: the stored positions.
+            places: the places that all readers have written.
 
         """
         known = self._marked(self._certain)
@@ -258,7 +258,7 @@ class GroupMemory:
         return {tp: place for tp, place in back.items() if tp not in held}, held
 
     def is_waiting(self) -> bool:
-        """Say whether the other readers still have time to write down where they were."""
+        """Say whether the other readers still have time to write their places."""
         return self.is_lost and self._clock() < self._wait_until_s
 
     def _marked(
@@ -303,5 +303,5 @@ def _pin_of(position: Position) -> str:
 
 
 def listed(tps: Collection[TopicPartition]) -> str:
-    """Return some partitions for a message, not more than a few of them."""
+    """Return partitions for a message, at most `NAMED_MAX` of them by name."""
     return some_of(sorted(tps), NAMED_MAX)

@@ -1,15 +1,15 @@
 """Calls of a `PartitionLog` as the reader core makes them: named, checked, and sorted by remedy.
 
-A log is somebody else's code. What it raises either passes (`LogUnavailable`, `OSError`: raised
-as a `RetriableError`, which makes a trigger idle) or doesn't (anything else: `LogFailed`, which
-ends the query). What hasn't passed within the option ``logTimeout`` doesn't, either. Each message
-names the topic and partition, and the method. `Failures` and `Missing` remember what could not be
-done, and for how long.
+A log is code of its user. Its errors either pass (`LogUnavailable`, `OSError`: raised as a
+`RetriableError`, which makes a trigger idle) or are permanent (all others: `LogFailed`, which ends
+the query). An error that lasts longer than the option ``logTimeout`` is permanent, too. Messages
+name the topic and partition, and the method. `Failures` and `Missing` remember failing calls and
+missing partitions, and since when.
 
 A log may also block. `Watchdog` makes the calls in a thread of their own and gives up those that
-take long. The reader then goes on without them: it stays in its group (heartbeats have their own
-thread anyway), commits what has finished and hands partitions over. A call can't be interrupted,
-so its thread stays with it, and the log is asked nothing else before it is back.
+take long. The reader then goes on without their results: it stays in its group (heartbeats have
+their own thread), commits finished ranges and hands partitions over. A call can't be interrupted,
+so its thread stays blocked, and the log gets no other call before this one returns.
 """
 
 import hashlib
@@ -38,23 +38,22 @@ from protocol.text import some_of
 
 logger = logging.getLogger(__name__)
 
-# How long a log may show less than it did before until that counts as loss: a listing on a
+# Time after which rows or partitions missing from a log count as lost, in seconds: a listing on a
 # network file system lags by as much as its attribute cache, usually up to a minute.
 LAG_MAX_S: Final = 90.0
 
-# Pauses between two tries of a call that fails; other partitions go on meanwhile.
+# Pauses between two tries of a failing call, in seconds; other partitions go on without a pause.
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 
-# A call may be made seldom, as between two long batches: what failed so few times may have
-# worked in between.
+# Minimum number of failures before a call counts as failed for good. Calls can be rare, as between
+# two long batches, and the log may have worked in between.
 TRIES_MIN: Final = 3
 
-# How often a topic is asked for its id, which may cost a request each time.
+# Time between two calls of `topic_id` per topic, in seconds; each may cost a request.
 TOPIC_ID_PERIOD_S: Final = 30.0
 
-# How often it is looked whether the call that runs is still the same; how long to wait each time
-# for a call that was given up before.
+# Interval of checks for a slow call, and of waits for a call that was given up, in seconds.
 POLL_S: Final = 1.0
 
 
@@ -65,7 +64,7 @@ class Call(NamedTuple):
     function: Callable[[], Any]
 
 
-# Makes some calls, in order; an exception is returned in the place of a result.
+# Makes calls in order; returns a result or an exception for each.
 Runner = Callable[[Sequence[Call]], list[Any]]
 
 
@@ -83,7 +82,7 @@ def answer_of(call: Call) -> Any:
 
 
 class LogCalls(PartitionLog):
-    """A log behind the rules above.
+    """A log whose calls follow the rules above.
 
     Args:
         log: the user's log.
@@ -116,12 +115,12 @@ class LogCalls(PartitionLog):
         self._topic_ids: dict[str, tuple[float, str]] = {}
 
     def partitions(self, topic: str) -> list[int]:
-        """Return the partitions of *topic*; while the log can't be asked, those it had last.
+        """Return the partitions of *topic*; the last known ones while the log is unavailable.
 
         Raises:
-            DataLossError: some are gone, and that is to fail.
-            RetriableError: the log can't be asked now, and never could.
-            LogFailed: it fails for good.
+            DataLossError: some are gone, and option 'onDataLoss' is 'error'.
+            RetriableError: the log is unavailable, and the partitions were never known.
+            LogFailed: the log fails for good.
 
         """
         what = f"{topic}: partitions()"
@@ -154,8 +153,8 @@ class LogCalls(PartitionLog):
         """Say whether the log has a partition that it had before.
 
         Raises:
-            DataLossError: it hasn't, and that is to fail.
-            RetriableError: the log can't be asked now.
+            DataLossError: the partition is gone, and option 'onDataLoss' is 'error'.
+            RetriableError: the log is unavailable now.
 
         """
         if tp.partition in self.partitions(tp.topic):
@@ -175,8 +174,8 @@ class LogCalls(PartitionLog):
         """Return the bounds of several partitions.
 
         Raises:
-            RetriableError: one of them can't be asked now.
-            LogFailed: one fails for good.
+            RetriableError: the bounds of one are unavailable now.
+            LogFailed: the call for one fails for good.
 
         """
         bounds: dict[TopicPartition, tuple[int, int]] = {}
@@ -189,16 +188,16 @@ class LogCalls(PartitionLog):
     def view(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, Seen | RetriableError]:
-        """Return what the log shows of each partition, or why it can't be asked now.
+        """Return the bounds and identity of each partition, or the reason why they are unavailable.
 
         Raises:
-            DataLossError: a partition is gone, and that is to fail.
+            DataLossError: a partition is gone, and option 'onDataLoss' is 'error'.
             LogFailed: the log fails for good; the message names the partition.
 
         """
         ordered = sorted(partitions)
         calls = self._calls_for_bounds(ordered)
-        if self._failures:  # What nobody asked for in between may have worked.
+        if self._failures:  # Calls no longer made may have recovered.
             left = {call.what for call in self._bounds_asked} - {call.what for call in calls}
             self._failures.forget(left)
         self._bounds_asked = calls
@@ -233,7 +232,7 @@ class LogCalls(PartitionLog):
         if self._has_all_bounds:
             what = f"{some_of(ordered, 1)}: all_bounds()"
             return [Call(what, lambda: self._bounds_at_once(ordered))]
-        # Made once: there may be thousands of partitions, on each trigger.
+        # Made once, as there may be thousands of partitions on each trigger.
         return [self._bounds_calls.get(tp) or self._call_for_bounds(tp) for tp in ordered]
 
     def _call_for_bounds(self, tp: TopicPartition) -> Call:
@@ -246,7 +245,7 @@ class LogCalls(PartitionLog):
         except (LogUnavailable, OSError):
             raise
         except Exception:
-            # As in `_ask_bounds`; the others must not stop for one that is gone.
+            # As in `_ask_bounds`; the others must not stop for a partition that is gone.
             there = {topic: self._log.partitions(topic) for topic in {tp.topic for tp in ordered}}
             left = [tp for tp in ordered if tp.partition in there[tp.topic]]
             if len(left) == len(ordered):
@@ -255,7 +254,7 @@ class LogCalls(PartitionLog):
             return found | (self._log.all_bounds(left) if left else {})
 
     def topics(self) -> list[str]:
-        """Return the names of all topics; while the log can't be asked, those it had last."""
+        """Return the names of all topics; the last known ones while the log is unavailable."""
         try:
             self._topics = sorted(self._make_one("topics()", self._log.topics))
         except RetriableError:
@@ -266,7 +265,7 @@ class LogCalls(PartitionLog):
     def offsets_at(
         self, partitions: Collection[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
-        """Return where rows of *timestamp_ms* or later begin."""
+        """Return the offsets at which rows of *timestamp_ms* or later begin."""
         what = f"offsets_at() of {len(partitions)} partitions"
         found: dict[TopicPartition, int] = self._make_one(
             what, lambda: self._log.offsets_at(partitions, timestamp_ms)
@@ -274,10 +273,10 @@ class LogCalls(PartitionLog):
         return found
 
     def hosts(self, topic: str, partition: int) -> Sequence[str]:
-        """Return where a partition is read fastest; nowhere if that can't be told now.
+        """Return the hosts that read a partition fastest; none if they are unknown now.
 
-        A hint: what keeps the log from answering is no reason to end a query, and for a while no
-        other partition is asked for, as a rebalance waits for this.
+        This is a hint: an unavailable log is no reason to end a query. After a failure the log
+        isn't asked for `RETRY_MAX_S`, as a rebalance waits for this call.
         """
         if self._clock() < self._no_hosts_before_s:
             return ()
@@ -299,7 +298,7 @@ class LogCalls(PartitionLog):
         return self._log.read(topic, partition, start, end)
 
     def _ask_topic_ids(self, topics: Collection[str]) -> None:
-        """Learn which log of its name each topic is; one made anew is noticed a little later."""
+        """Ask for due topic ids; a topic made anew shows within `TOPIC_ID_PERIOD_S`."""
         now_s = self._clock()
         due = [
             topic
@@ -318,7 +317,7 @@ class LogCalls(PartitionLog):
         except (LogUnavailable, OSError):
             raise
         except Exception as error:
-            # A topic that was made anew with fewer partitions, or a log that lost one?
+            # The topic may have been made anew with fewer partitions, or the log lost one.
             if tp.partition in self._log.partitions(tp.topic):
                 raise
             raise _GoneError(tp) from error
@@ -337,7 +336,7 @@ class LogCalls(PartitionLog):
         )
 
     def _make(self, calls: Sequence[Call]) -> list[Any]:
-        """Make the calls that are due; a call that may work later gives a RetriableError."""
+        """Make the calls that are due; return a RetriableError for one that may work later."""
         deferred = {}
         if self._failures:
             found = ((call.what, self._failures.error_until_retry(call.what)) for call in calls)
@@ -355,7 +354,7 @@ class LogCalls(PartitionLog):
         """Make one call.
 
         Raises:
-            RetriableError: it may work later.
+            RetriableError: the call may work later.
 
         """
         (found,) = self._make([Call(what, function)])
@@ -370,7 +369,7 @@ class LogCalls(PartitionLog):
         if isinstance(answer, CoordinatedSourceError | OptionError):
             raise answer
         if isinstance(answer, _GoneError):
-            # Where that may be, the group's leader is about to share out what is left.
+            # If that is no error, the group's leader is about to assign the remaining partitions.
             self._gone_for_good(answer.args)
             return RetriableError(f"{answer.args[0]} is not in {self._name} any more")
         why = f"{type(answer).__name__}: {answer}"
@@ -379,7 +378,7 @@ class LogCalls(PartitionLog):
         return RetriableError(self._failures.note(what, why, answer))
 
     def _gone_for_good(self, gone: Sequence[TopicPartition]) -> bool:
-        """Say whether partitions that were there are gone, and not for a moment only."""
+        """Say whether partitions have been missing for `LAG_MAX_S`."""
         if not self._missing.for_long(gone):
             return False
         self._fail_if_gone(", ".join(map(str, gone)))
@@ -395,7 +394,7 @@ class LogCalls(PartitionLog):
 
 
 class _GoneError(Exception):
-    """A partition, its one argument, can't be asked, and the topic doesn't have it."""
+    """The topic doesn't have a partition, the one argument, whose bounds were asked for."""
 
 
 def _identity(topic_id: Any) -> str:
@@ -413,7 +412,7 @@ def _identity(topic_id: Any) -> str:
 
 @dataclass
 class _Failing:
-    """A call that fails, for now."""
+    """A failing call."""
 
     since_s: float
     retry_at_s: float
@@ -422,7 +421,7 @@ class _Failing:
 
 
 class Failures:
-    """The calls that fail, by their names.
+    """The failing calls, by name.
 
     Args:
         log: names the log in messages.
@@ -438,11 +437,10 @@ class Failures:
         self._failing: dict[str, _Failing] = {}
 
     def __bool__(self) -> bool:
-        """Say whether any call fails."""
         return bool(self._failing)
 
     def error_until_retry(self, what: str) -> str | None:
-        """Return the error of a call that is not to be tried again yet, else None."""
+        """Return the error of a call whose next try is not due yet, else None."""
         failing = self._failing.get(what)
         return failing.error if failing and self._clock() < failing.retry_at_s else None
 
@@ -455,7 +453,7 @@ class Failures:
         """Note that a call failed; return the message for it.
 
         Raises:
-            LogFailed: it has for too long.
+            LogFailed: the call has failed for longer than the timeout.
 
         """
         now_s = self._clock()
@@ -475,7 +473,7 @@ class Failures:
 
 
 class Missing:
-    """The partitions that a log had, and doesn't show now.
+    """The partitions that a log had, and has not now.
 
     Args:
         log: names the log in messages.
@@ -489,16 +487,15 @@ class Missing:
         self._since_s: dict[TopicPartition, float] = {}
 
     def __bool__(self) -> bool:
-        """Say whether any is."""
         return bool(self._since_s)
 
     def seen(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note partitions that are there: a later gap is another one."""
+        """Note partitions that are there: a later absence counts from its own start."""
         for tp in partitions:
             self._since_s.pop(tp, None)
 
     def for_long(self, gone: Collection[TopicPartition]) -> bool:
-        """Note partitions that are gone; say whether all are for longer than a listing lags."""
+        """Note missing partitions; say whether all have been missing for `LAG_MAX_S`."""
         now_s = self._clock()
         if new := [tp for tp in gone if tp not in self._since_s]:
             named = ", ".join(map(str, new))
@@ -513,13 +510,13 @@ class Missing:
 
 
 def patience_s(options: ReaderOptions) -> float:
-    """Return how long one call may take: a hand-over that waits behind it must not be too late."""
+    """Return the timeout of one call in seconds: a hand-over that waits for it must be in time."""
     return min(options.log_timeout_ms, options.rebalance_timeout_ms / 4) / 1000
 
 
 @dataclass
 class _Job:
-    """Some calls on their way through the worker."""
+    """Calls for the worker thread, and their results."""
 
     calls: Sequence[Call]
     since_s: float  # When the call that runs now began.
@@ -529,12 +526,12 @@ class _Job:
 
 
 class Watchdog:
-    """Makes calls for `LogCalls`, each for at most so long.
+    """Makes calls for `LogCalls`, each for at most *patience_s* seconds.
 
     Args:
-        patience_s: how long one call may take.
+        patience_s: timeout of one call, in seconds.
         clock: a monotonic clock in seconds.
-        wait: waits for an event for so many seconds, and says whether it is set.
+        wait: waits for an event for a number of seconds; returns whether it is set.
 
     """
 
@@ -556,7 +553,7 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
-        """Make the calls in order; those that were given up give a `LogUnavailable`."""
+        """Make the calls in order; return a `LogUnavailable` for each that was given up."""
         with self._lock:  # The group's leader asks for partitions in another thread.
             if self._stuck is not None and not self._is_back(self._stuck):
                 return [self._too_slow(self._stuck)] * len(calls)
@@ -577,7 +574,7 @@ class Watchdog:
             return job.results
 
     def _is_back(self, stuck: _Job) -> bool:
-        """Wait a little for a call that was given up; many others may be behind it."""
+        """Wait a little for a call that was given up; many other calls may wait behind it."""
         waited_s = self._clock() - self._waited_until_s
         back = self._wait(stuck.done, self._poll_s if waited_s >= self._poll_s else 0.0)
         if waited_s >= self._poll_s:

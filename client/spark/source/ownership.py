@@ -1,4 +1,4 @@
-"""What a reader owns in its group: its membership, its positions, and what it has to commit.
+"""A reader's part of its group: its membership, its positions, and its pending commits.
 
 `Ownership` is the half of the reader core that talks to the coordinator. `Membership` follows the
 group, and asks for a rebalance when the topics change; `Planner` asks the log, and applies the
@@ -9,12 +9,13 @@ rules of `planning` to all owned partitions. The rules of `Ownership`:
 - Partitions are given away in `settle` only, after committing what is finished, with the pins
   cleared: Spark runs no batch then. A cooperative member hears which ones it loses only while it
   lets go of them, so everything is committed before.
-- Positions are read back whenever they are not certain: of what was gained, and of everything
-  after a loss or a conflict. A finished range is then committed only if the coordinator still
+- Positions are read back whenever they are not certain: those of gained partitions, and all of
+  them after a loss or a conflict. A finished range is then committed only if the coordinator still
   has its start.
-- What was read back is run only after a commit of ours was accepted: a fetch isn't fenced.
-- What was read back is compared with what this reader saw before (`group_memory`): a group that
-  the coordinator has forgotten is not taken for a new one.
+- A range that was read back is run only after a commit of this reader was accepted: a fetch isn't
+  fenced.
+- Positions that were read back are compared with those that this reader saw before
+  (`group_memory`): a group that the coordinator has forgotten is not taken for a new one.
 """
 
 import logging
@@ -64,20 +65,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Why what a reader had is somebody else's, unless it left by itself.
+# Reason for the loss of partitions, unless this reader left by itself.
 REMOVED: Final = "the group removed this reader"
 
 # Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
 ROUNDS_MAX: Final = 5
 
-# Both pass, if somebody makes room; a query that waits goes on by itself then.
+# Both errors pass once an operator makes room; a waiting query then goes on by itself.
 _RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
 
 _NOTHING = Assignment(NO_GENERATION, "", (), is_leader=False)
 
 
 class Batch(NamedTuple):
-    """What may start now: its ranges are pinned."""
+    """A batch that may start: its ranges are pinned."""
 
     generation: int
     steps: dict[TopicPartition, Step]
@@ -85,7 +86,7 @@ class Batch(NamedTuple):
 
 class _InDoubt(NamedTuple):
     commit: Commit
-    unknown: bool  # Whether an attempt was made whose outcome nobody knows.
+    unknown: bool  # Whether the outcome of an attempt is unknown.
 
 
 class Ownership:
@@ -118,11 +119,11 @@ class Ownership:
         self._is_compared = False
         # Where the group was in each partition when this run first knew it.
         self._began: dict[TopicPartition, int] = {}
-        # What we own, and wait for others to say where they were.
+        # Owned partitions whose place after a loss other readers have yet to write down.
         self._held: set[TopicPartition] = set()
-        # Of what we own, and certain; the others are fetched before anything is planned.
+        # Certain positions of owned partitions; the others are fetched before anything is planned.
         self._positions: dict[TopicPartition, Position] = {}
-        # Fetched, but no commit of ours has shown yet that they are really ours.
+        # Fetched positions whose ownership no accepted commit of this reader has proved yet.
         self._unproven: set[TopicPartition] = set()
         self._finished: dict[TopicPartition, Finished] = {}
         self._in_doubt: _InDoubt | None = None
@@ -135,25 +136,25 @@ class Ownership:
 
     @property
     def seen(self) -> Memory:
-        """What was last seen of the group, for the next end offset."""
+        """The group as this reader last saw it, for the next end offset."""
         return self._memory.seen
 
     @property
     def committed(self) -> dict[TopicPartition, Committed]:
-        """What this run has moved the group on, with a commit whose answer was lost."""
+        """The offsets that this run has committed, including a commit whose answer was lost."""
         now = {tp: known.offset for tp, known in self._memory.seen.offsets.items()}
         if self._in_doubt is not None:
             now |= {tp: known.offset for tp, known in self._in_doubt.commit.offsets.items()}
         return {tp: Committed(at, now[tp]) for tp, at in self._began.items() if now[tp] > at}
 
     def remember(self, memory: Memory) -> None:
-        """Take over what the checkpoint says of the group, before anything is decided by it."""
+        """Take over the checkpoint's memory of the group, before any decision about the group."""
         self._memory.remember(memory)
         self._is_compared = False
         self._positions = {}
         was_there = memory.generation != NO_GENERATION
         if was_there and self._options.on_group_loss != STARTING_OFFSETS:
-            self._latest_from = frozenset()  # The group isn't new, whatever it looks like.
+            self._latest_from = frozenset()  # The group isn't new, even if it has no offsets.
 
     def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
         """Note ranges that this process handed to Spark and whose sink is done."""
@@ -197,15 +198,15 @@ class Ownership:
         return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
 
     def check_places(self, tps: Collection[TopicPartition]) -> None:
-        """Raise `RetriableError` while other readers may know more of what we own of *tps*."""
+        """Raise `RetriableError` while other readers may know a later place of owned *tps*."""
         if held := self._held.intersection(tps):
             raise RetriableError(f"nobody has said yet where {listed(held)} was")
 
     def prove(self, tps: Collection[TopicPartition]) -> None:
-        """Have the group confirm, before ranges are run that others have pinned, that we own them.
+        """Have the group confirm that this reader owns *tps*, before it runs ranges others pinned.
 
-        A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
-        `RetriableError` where they are not ours any more; `settle` then says what is.
+        A fetch isn't fenced: a reader that was frozen since it joined would not notice a loss.
+        Raises `RetriableError` if partitions are no longer owned; `settle` returns those that are.
         """
         proof = Commit({}, {})
         self._add_proof(tps, proof)
@@ -220,10 +221,10 @@ class Ownership:
             raise RetriableError(f"not ours as they were: {error}") from error
 
     def with_rows(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Return those of some owned partitions whose ranges that are pinned now the log holds.
+        """Return the partitions among owned *tps* whose pinned ranges the log still holds.
 
         Raises:
-            DataLossError: it lost rows of them, and that is to fail.
+            DataLossError: the log lost rows, and option 'onDataLoss' is 'error'.
 
         """
         topics = self._membership.discovery.topics
@@ -250,9 +251,9 @@ class Ownership:
             steps = self._plan(max_rows)
             self._membership.note_ends(self._planner.ends)
         except GroupLossError:
-            raise  # There is nothing to commit to.
+            raise  # There is no group to commit to.
         except CoordinatedSourceError:
-            # The query ends, but not because of what it has finished: that is committed first.
+            # The query ends, but its finished ranges are good: they are committed first.
             if self._finished and self._membership.assignment is not None:
                 self._refresh(self._membership.assignment)
                 self._send(self._only_finished())
@@ -275,7 +276,7 @@ class Ownership:
         return assignment
 
     def _in_rounds(self, action: Callable[[], T]) -> T:
-        """Do *action*, again after each time that the group moved on meanwhile."""
+        """Do *action*, at most `ROUNDS_MAX` times: again after a rebalance or a refused commit."""
         for _ in range(ROUNDS_MAX):
             try:
                 return action()
@@ -307,19 +308,19 @@ class Ownership:
                 self._commit_before_joining(membership.assignment, starts_unset=starts_unset)
             if not membership.keeps:
                 self._forget_positions()
-        # A cooperative member hears in here what it loses, and gives it up: no range of it is
-        # uncommitted now, and none has been planned since.
+        # In `join` a cooperative member learns which partitions it loses, and gives them up: they
+        # have no uncommitted range now, and none has been planned since.
         assignment = membership.join(wait_s)
         kept = frozenset(assignment.partitions)
         self._positions = {tp: known for tp, known in self._positions.items() if tp in kept}
         return assignment
 
     def _commit_before_joining(self, assignment: Assignment, *, starts_unset: bool) -> None:
-        """Commit what is finished, as far as the group takes commits now.
+        """Commit finished ranges, if the group accepts commits now.
 
-        A coordinator that was restarted in the middle of a rebalance takes none until the next
-        generation, which waits for this reader. What a cooperative member has stays its own until
-        it hears of that generation, and is committed then, before anything is given up.
+        A coordinator that was restarted in the middle of a rebalance accepts no commit until the
+        next generation, which waits for this reader. A cooperative member keeps its partitions
+        until it learns of that generation, and commits then, before it gives any up.
         """
         self._refresh(assignment)
         try:
@@ -334,9 +335,9 @@ class Ownership:
     def _find_latest_from(self) -> frozenset[TopicPartition]:
         """Return the partitions that begin at the log's end if the group has no offset there.
 
-        Only those that are known before this reader joins a group without any offsets: what
-        appears in a group that is at work is read from its start. Asked before the join, when
-        no member of the same generation can have committed yet.
+        These are the partitions known before this reader joins a group without any offsets: a
+        partition that appears in a group at work is read from its start. The offsets are fetched
+        before the join, when no member of the same generation can have committed yet.
         """
         if self._options.starting_offsets != "latest":
             return frozenset()
@@ -356,12 +357,12 @@ class Ownership:
         ]
 
     def _moved_on(self, error: Rebalanced) -> None:
-        self._in_doubt = None  # Fenced: what was not stored by now never will be.
+        self._in_doubt = None  # Fenced: a commit that isn't stored now never will be.
         is_lost = self._is_loss(error)
         if is_lost or not self._membership.keeps:
             self._forget_positions()
         else:
-            self._positions = {}  # Still ours, but others may have reset them.
+            self._positions = {}  # Still owned, but other clients may have reset them.
         if is_lost:
             self._is_compared = False
             if self._options.on_fence == "fail":
@@ -373,7 +374,7 @@ class Ownership:
 
     def _refused(self, error: CommitRefused) -> None:
         codes = set(error.errors.values())
-        self._positions = {}  # Some were stored; read back which, and go on from there.
+        self._positions = {}  # Some offsets were stored; read back which, and go on from there.
         if ErrorCode.NOT_PARTITION_OWNER in codes:
             logger.warning("%s; joining again", error)
             self._session.request_rejoin("a commit was refused")
@@ -403,11 +404,12 @@ class Ownership:
         }
 
     def _read_back(self, tps: Sequence[TopicPartition], assignment: Assignment) -> None:
-        """Read where the group is in some owned partitions; put them back where that is lost."""
+        """Read the positions of owned partitions *tps*; restore those that the group has lost."""
         session, memory = self._session, self._memory
         generation = assignment.generation
         if generation != memory.seen.generation and memory.is_waiting():
-            tps = assignment.partitions  # Whoever came may know more of those that are back.
+            # New members may know a later place of restored partitions.
+            tps = assignment.partitions
         elif not tps and (session.cluster_id, generation) == memory.seen[:2]:
             return
         found = self._compare(tps, generation)
@@ -433,14 +435,13 @@ class Ownership:
     def _note(
         self, cluster: str, generation: int, positions: Mapping[TopicPartition, Position]
     ) -> None:
-        """Take note of where the group certainly is."""
         self._memory.note(cluster, generation, positions)
         for tp, known in positions.items():
             if known.offset is not None:
                 self._began.setdefault(tp, known.offset)
 
     def _compare_before_joining(self) -> None:
-        """Look, before joining (again), whether the group is still where it was."""
+        """Compare the group's offsets with those last seen, before this reader joins (again)."""
         topics = self._membership.discovery.topics
         tps = sorted(tp for tp in self._memory.seen.offsets if tp.topic in topics)
         if tps:
@@ -450,7 +451,7 @@ class Ownership:
     def _compare(
         self, tps: Sequence[TopicPartition], generation: int
     ) -> dict[TopicPartition, Position]:
-        """Return where the group is in some partitions, after a loss has been dealt with."""
+        """Return the group's positions in *tps*, after a loss has been dealt with."""
         session, memory = self._session, self._memory
         stored = session.fetch(tps) if tps else {}
         found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
@@ -461,10 +462,10 @@ class Ownership:
         return {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
 
     def _take_loss(self, loss: Loss) -> None:
-        """Go on after a loss as the option says.
+        """Go on after a loss as option 'onGroupLoss' says.
 
         Raises:
-            GroupLossError: it says that the query must end.
+            GroupLossError: the option is 'error'.
 
         """
         options, memory = self._options, self._memory
@@ -482,23 +483,23 @@ class Ownership:
             )
             memory.begin_anew(loss)
             return
-        # A reader that knows no offsets itself waits for what others know.
+        # A reader that knows no offsets itself waits for the places of other readers.
         self._session.write_places(memory.places())
         logger.warning("%s: %s. It is put back where its readers were", what, loss)
-        # Half of it: what must not end empty-handed waits here as well, and is not to fail for it.
+        # Half of the timeout: `_until_done` waits through this as well, and must not time out.
         missing_s = options.coordinator_timeout_ms / 2000
         memory.put_back(loss, options.session_timeout_ms / 1000, missing_s)
         self._latest_from = frozenset()
 
     def _only_finished(self) -> dict[TopicPartition, Step]:
-        """Return steps that start nothing. The log is not asked: it may be away, or broken."""
+        """Return steps that start no range. The log is not asked: it may be down, or broken."""
         return {
             tp: hold_partition(position, self._finished.get(tp), "")
             for tp, position in self._positions.items()
         }
 
     def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
-        """Return the steps that store where partitions begin that begin at the log's end."""
+        """Return the steps that store the start of partitions that begin at the log's end."""
         topics = self._membership.discovery.topics
         limits = self._limits(None, plan_ranges=False)
         unset = (tp for tp in self._unset_starts(assignment) if tp.topic in topics)
@@ -516,7 +517,7 @@ class Ownership:
                 raise
             return self._plan(max_rows)
         for tp in self._positions.keys() - there.keys():
-            # The topic matched the pattern and is gone: only what is finished is committed.
+            # The topic matched the pattern and is gone: only its finished ranges are committed.
             steps[tp] = hold_partition(self._positions[tp], self._finished.get(tp), "")
         return steps
 
@@ -531,7 +532,7 @@ class Ownership:
         )
 
     def _start_at(self) -> dict[TopicPartition, int]:
-        """Return where those partitions begin that have no offset yet, if a time says so."""
+        """Return the start of partitions without an offset, if 'startingTimestamp' is set."""
         if self._options.starting_timestamp_ms is None:
             return {}
         topics = self._membership.discovery.topics
@@ -550,7 +551,7 @@ class Ownership:
             self._transmit(_InDoubt(commit, unknown=False))
 
     def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
-        """Add to *commit* what is stored already, for those of *tps* that need a proof."""
+        """Add to *commit* the stored positions of those of *tps* whose ownership needs a proof."""
         for tp in self._unproven.intersection(tps) - commit.positions.keys():
             commit.add(tp, self._positions[tp], self._positions[tp])
 
@@ -564,7 +565,7 @@ class Ownership:
             raise
         except RetriableError:
             if not doubt.unknown:
-                self._in_doubt = None  # Surely not stored: it may be planned anew.
+                self._in_doubt = None  # Surely not stored: the next trigger may plan a new commit.
             raise
         except (Rebalanced, CommitRefused):
             self._in_doubt = None
@@ -592,7 +593,7 @@ class Membership:
         clock: a monotonic clock in seconds.
 
     Attributes:
-        assignment: what this reader has; None before it joined, and after it lost all.
+        assignment: the partitions of this reader; None before it joined, and after it lost all.
         session: the membership; None before it is used.
         discovery: the topics and partitions.
 
@@ -641,10 +642,10 @@ class Membership:
             self.session = self.assignment = None
 
     def is_current(self) -> bool:
-        """Say whether what we have stands: else commit what is finished, then `join`.
+        """Say whether the assignment is current; if not, commit finished ranges, then `join`.
 
         Raises:
-            MemberLost: what we had is somebody else's.
+            MemberLost: this reader's partitions belong to others.
 
         """
         session, assignment = self.session, self.assignment
@@ -655,10 +656,10 @@ class Membership:
         return not session.rebalance_needed and not self._must_rebalance(session, assignment)
 
     def join(self, wait_s: float) -> Assignment:
-        """Join, or go on with it, as far as the group lets us; return what we have then.
+        """Join the group, or continue joining; return the assignment.
 
         Raises:
-            MemberLost: what we had is somebody else's.
+            MemberLost: this reader's partitions belong to others.
 
         """
         session = self.session
@@ -683,14 +684,14 @@ class Membership:
         return assignment
 
     def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Have the coordinator told where partitions end."""
+        """Have the ends of partitions reported to the coordinator."""
         if self.session is not None:
             self.session.note_ends(ends)
 
     def depart(self, reason: str) -> bool:
-        """Leave the group, to join it anew when something is asked next; say whether we were in it.
+        """Leave the group until the next call joins it anew; say whether there was a session.
 
-        Never raises. May be called from another thread, beside no other call.
+        Never raises. May be called from another thread, but not during another call.
         """
         if self.session is None:
             return False
@@ -709,7 +710,7 @@ class Membership:
         session.note_topics(self.discovery.partitions)
 
     def _must_rebalance(self, session: ReaderSession, assignment: Assignment) -> bool:
-        """Look for new topics and partitions now and then; ask for a rebalance if there are."""
+        """Look for new topics and partitions when due; request a rebalance if there are any."""
         is_due = self.discovery.is_due
         if is_due:
             self._look(session)
@@ -726,10 +727,10 @@ class Membership:
         return False
 
     def _is_left_over(self, session: ReaderSession, generation: int) -> bool:
-        """Say whether partitions that were to move are nobody's, an interval after the rebalance.
+        """Say whether partitions are unassigned one discovery interval after the rebalance.
 
-        Who gives up a partition asks for the round that gives it to another; a static reader that
-        was restarted in between doesn't know of it. Asked once per generation.
+        A reader that gives up a partition requests the round that assigns it to another reader; a
+        static reader that was restarted in between can't. Checked once per generation.
         """
         if self._complete_in == generation or self._seen_in != generation:
             self._seen_in = generation
@@ -749,14 +750,14 @@ class Membership:
         return True
 
     def _have_grown(self, session: ReaderSession) -> bool:
-        """Say whether there are partitions that were not shared out.
+        """Say whether the topics have partitions that the last assignment didn't include.
 
-        What counts is what was known when that was done, perhaps by now long ago.
+        The comparison is with the partitions known at that assignment, maybe long ago.
         """
         found = self.discovery.partitions
         if listed := session.listed or self._listed:
             return any(listed.get(topic) != partitions for topic, partitions in found.items())
-        # A static leader that was restarted: it took over what it hasn't computed.
+        # A restarted static leader took over an assignment that this process didn't compute.
         grown = session.unassigned(found)
         if not grown:
             self._listed = found
@@ -766,7 +767,7 @@ class Membership:
 class Planner:
     """Plans the next range of each partition, from what the log shows.
 
-    It remembers from one trigger to the next since when a log ends too early, and whose turn it is
+    Between triggers it remembers since when a log ends too early, and which partition's turn it is
     in a batch of bounded size.
 
     Args:
@@ -791,11 +792,11 @@ class Planner:
     ) -> dict[TopicPartition, Step]:
         """Return a step for each partition.
 
-        A partition whose log can't be asked now is held: what is finished is committed, and
-        nothing new starts.
+        A partition whose log can't be asked now is held: its finished range is committed, and
+        no range starts.
 
         Raises:
-            DataLossError: rows that should come next are gone and that is to fail.
+            DataLossError: the next rows are gone, and option 'onDataLoss' is 'error'.
             LogFailed: the log fails for good, or for too long.
 
         """
@@ -822,12 +823,12 @@ class Planner:
         return self._admission.admit(steps, positions)
 
     def started(self, steps: Mapping[TopicPartition, Step]) -> None:
-        """Note that the ranges of these steps may start; say which rows they leave out."""
+        """Note that the ranges of *steps* may start; log which lost rows they leave out."""
         for step in steps.values():
             if step.lost:
                 logger.warning("%s", step.lost)
         self._admission.served(steps)
 
     def forget(self) -> None:
-        """Begin anew with other partitions."""
+        """Forget the waiting times: the partitions are others from now on."""
         self._waiting_since_s.clear()

@@ -1,19 +1,19 @@
-"""What comes next: the range of each partition, the commit that pins it, and how many rows. Pure.
+"""Planning of the next batch: ranges of the partitions, the commit that pins them, rows. Pure.
 
 Three things are known about an owned partition: the position that the coordinator keeps
 (`Position`), the range that this process has finished but not committed (`Finished`), and the
-log's bounds (`Seen`). From these `plan_partition` makes a `Step`: the next range, and what the
-coordinator must say before that range may start.
+log's bounds (`Seen`). From these `plan_partition` makes a `Step`: the next range, and the position
+that the coordinator must have stored before that range may start.
 
 `Admission` then bounds the batch. Its rules, in this order:
 
 1. Pinned ranges come first and whole, as many as fit, and at least one: they are owed, and cutting
    one would make a second key for the same rows.
-2. What is left goes to the other partitions by max-min fairness: all get the same, and what a
-   small partition doesn't need goes to the others. So a partition with a huge backlog can't hold
-   up those that are nearly up to date.
+2. The remaining rows go to the other partitions by max-min fairness: all get the same number, and
+   rows that a small partition doesn't need go to the others. A partition with a huge backlog
+   therefore can't hold up partitions that are nearly up to date.
 3. A share is not made smaller than `SHARE_MIN` rows, because a range costs a task and a pin
-   whatever its size. Where that leaves partitions out, those go first that waited longest.
+   whatever its size. If some partitions get no share, those that waited longest go first.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,17 +25,17 @@ from client.spark.errors import DataLossError
 from client.spark.source.stream_offsets import Pin, Range, parse_pin
 from protocol.partition import NO_OFFSET, TopicPartition
 
-# The least rows of a share of a batch, if a partition has so many.
+# Minimum share of a partition in a batch, in rows; less only if the partition has fewer rows.
 SHARE_MIN: Final = 100
 
-# How rows that come next can be lost.
+# Reasons for the loss of rows that should come next.
 _MADE_ANEW: Final = "The log was made anew, so its rows are others than those before"
 _ENDS_EARLY: Final = "The log was cut or made anew"
 _DELETED: Final = "Rows were deleted before the group read them"
 
 
 class Position(NamedTuple):
-    """What the coordinator keeps for a partition; *offset* None where nothing is committed.
+    """The position that the coordinator keeps for a partition; without a commit *offset* is None.
 
     *end*, *resets* and *identity* are those of the `Pin` in *metadata*, if that holds one.
     """
@@ -48,7 +48,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, stored: OffsetAndMetadata | None) -> Self:
-        """Read what a fetch returned."""
+        """Return the position of a fetched offset; None is a partition without a commit."""
         if stored is None:
             return cls(None)
         pin = parse_pin(stored.metadata)
@@ -74,10 +74,10 @@ class Finished(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the log shows of a partition: rows ``earliest <= offset < end``.
+    """The bounds of a partition in the log: rows ``earliest <= offset < end``.
 
-    *identity* says which log of this name it is, if the log can tell; *lag_over* whether it has
-    ended too early for longer than a listing can lag.
+    *identity* tells apart logs of the same name; empty if the log has no identity. *lag_over* is
+    true if the log has ended before the next row for longer than a listing can lag.
     """
 
     earliest: int
@@ -87,14 +87,14 @@ class Seen(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What bounds the next range of each partition."""
+    """Bounds of the next range of each partition."""
 
     max_rows: int | None
-    targets: Mapping[TopicPartition, int] | None  # Where AvailableNow stops.
-    latest_from: Collection[TopicPartition]  # What begins at the log's end, not at its start.
-    on_data_loss: str  # Where to go on when rows are gone: "error", "earliest" or "latest".
+    targets: Mapping[TopicPartition, int] | None  # End offsets of AvailableNow.
+    latest_from: Collection[TopicPartition]  # Partitions that begin at the log's end.
+    on_data_loss: str  # Policy for lost rows: "error", "earliest" or "latest".
     plan_ranges: bool = True  # False before a hand-over: commit only.
-    # Where partitions without an offset begin, if that is neither.
+    # Start offsets of partitions without an offset, if an option gives a time.
     start_at: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
@@ -104,20 +104,20 @@ class Step(NamedTuple):
     at: int
     stop: int
     needs: Position
-    waiting: str = ""  # Why rows that should come next can't be had now.
+    waiting: str = ""  # Why the rows that should come next are not readable now.
     pinned: bool = False  # The range was begun before, with these bounds.
-    lost: str = ""  # Which rows are gone, and where it goes on without them.
+    lost: str = ""  # Which rows are gone, and the offset at which reading goes on.
 
 
 class Commit(NamedTuple):
-    """One OffsetCommit: what to store, and what must be stored before."""
+    """One OffsetCommit: the positions to store, and the offsets that must be stored before."""
 
     positions: dict[TopicPartition, Position]
     expected: dict[TopicPartition, int]
 
     @property
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to store, as it is sent."""
+        """The offsets and metadata of the request; positions without an offset are left out."""
         return {
             tp: OffsetAndMetadata(position.offset, position.metadata)
             for tp, position in self.positions.items()
@@ -142,10 +142,10 @@ def plan_partition(
 
     Args:
         tp: the partition.
-        position: what the coordinator keeps.
-        finished: what this process has to commit.
-        seen: what the log shows.
-        limits: what bounds the range.
+        position: the position that the coordinator keeps.
+        finished: the range that this process has finished but not committed.
+        seen: the log's bounds.
+        limits: the bounds of the range.
 
     Raises:
         DataLossError: rows that should come next are gone and that is to fail.
@@ -158,7 +158,7 @@ def plan_partition(
         at, pinned = position.offset, position.pinned_end
     else:
         at = _first_offset(tp, seen, limits)
-    # Such a place is stored as soon as it is found: later it may be another one.
+    # A start at the log's end or at a time is stored as soon as it is found: later it differs.
     from_latest = position.offset is None and (tp in limits.latest_from or tp in limits.start_at)
     identity = seen.identity
     if limits.plan_ranges and (loss := _loss(position, at, pinned, seen)):
@@ -166,7 +166,7 @@ def plan_partition(
         due = f"{tp}: offset {at} comes next{upto}"
         if (
             (loss == _ENDS_EARLY and not seen.lag_over)
-            # What is finished is committed in any case, before the log is judged.
+            # A finished range is committed first, in any case; the loss is handled after that.
             or (finished is not None and (loss != _DELETED or limits.on_data_loss == "error"))
         ):
             kept = _kept(position, at, pinned, from_latest=from_latest)
@@ -204,18 +204,18 @@ def hold_partition(position: Position, finished: Finished | None, why: str) -> S
 
 
 def cut_step(step: Step, rows: int, position: Position) -> Step:
-    """Return *step* with a range of at most so many rows; a pinned one is left whole, or out.
+    """Return *step* with a range of at most *rows* rows; a pinned range is kept whole or left out.
 
     Args:
-        step: what `plan_partition` planned.
-        rows: how many rows may be read.
-        position: what the coordinator keeps.
+        step: the step that `plan_partition` planned.
+        rows: the most rows that may be read.
+        position: the position that the coordinator keeps.
 
     """
     if rows >= step.stop - step.at:
         return step
     if step.pinned:
-        return step._replace(stop=step.at)  # It stays pinned.
+        return step._replace(stop=step.at)  # The range stays pinned.
     if rows == 0 and position.offset is None:
         return step._replace(stop=step.at, needs=position)
     stop = step.at + rows
@@ -234,12 +234,12 @@ def commit_for(
 
 
 def is_stored(finished: Finished, stored: Position | None) -> bool:
-    """Say whether what was *stored* tells that a range is finished."""
+    """Say whether the position *stored* is at or behind the end of a finished range."""
     return stored is not None and stored.offset is not None and finished.range.end <= stored.offset
 
 
 def still_ours(finished: Finished, position: Position | None) -> bool:
-    """Say whether a finished range may be committed: nobody moved the partition meanwhile."""
+    """Say whether a finished range may be committed: no other client has moved the partition."""
     return (
         position is not None
         and position.offset == finished.range.start
@@ -248,7 +248,7 @@ def still_ours(finished: Finished, position: Position | None) -> bool:
 
 
 def _first_offset(tp: TopicPartition, seen: Seen, limits: Limits) -> int:
-    """Return where a partition begins for which nothing is committed."""
+    """Return the first offset of a partition without a committed offset."""
     start_at = limits.start_at.get(tp)
     if start_at is not None:
         return max(seen.earliest, min(start_at, seen.end))
@@ -282,7 +282,7 @@ def _pinned(at: int, stop: int, before: Position, identity: str) -> Position:
 
 
 class Demand(NamedTuple):
-    """What a partition would put into the batch if nothing bounded it."""
+    """The rows that a partition would put into an unbounded batch."""
 
     rows: int
     pinned: bool = False
@@ -294,12 +294,12 @@ def share_rows(
 ) -> dict[TopicPartition, int]:
     """Return how many rows of each partition go into a batch of at most *rows_max* rows.
 
-    More than that only if the first pinned range alone is larger.
+    The batch is larger than *rows_max* only if the first pinned range alone is larger.
 
     Args:
-        demands: what each partition has.
+        demands: the rows that each partition has.
         rows_max: the most rows in the batch, at least 1.
-        share_min: the least rows of a share, if the partition has so many.
+        share_min: the minimum share in rows; less only if the partition has fewer rows.
 
     """
     shares = dict.fromkeys(demands, 0)
@@ -312,7 +312,7 @@ def share_rows(
     fresh = [tp for tp, demand in demands.items() if not demand.pinned]
     fresh.sort(key=lambda tp: (demands[tp].served, tp))
     admitted = _admitted([demands[tp].rows for tp in fresh], left, share_min)
-    # The smallest first: each leaves to the others what it doesn't need.
+    # The smallest first: rows that a partition doesn't need go to the others.
     by_size = sorted(fresh[:admitted], key=lambda tp: demands[tp].rows)
     for index, tp in enumerate(by_size):
         shares[tp] = min(demands[tp].rows, left // (admitted - index))

@@ -1,8 +1,8 @@
-"""A reader's membership of its group: what the reader needs of it, and the real one.
+"""A reader's membership of its group: the protocol, and the real one.
 
-`ReaderSession` is what the reader needs; the tests bring a group in memory. `BlockingSession` is a
-member of the blocking client. If that member leads the group, it shares the partitions out with
-the client's assignors, which `LogAssignor` tells what the log knows.
+`ReaderSession` is the protocol that the reader needs; the tests bring a group in memory.
+`BlockingSession` is a member of the blocking client. If that member leads the group, it assigns the
+partitions with the client's assignors, to which `LogAssignor` adds the hosts that the log knows.
 """
 
 import logging
@@ -41,7 +41,7 @@ from protocol.partition import NO_OFFSET, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# How long the last report of ends may take: Spark waits for nobody.
+# Timeout of the last report of ends, in seconds. Short, as Spark doesn't wait for the reader.
 FINISH_S: Final = 0.5
 
 _ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
@@ -50,45 +50,46 @@ _ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
     "sticky": StickyAssignor,
 }
 
-# What the group has stored, or is to store.
+# Offsets that the group has stored, or is to store.
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class ReaderSession(Protocol):
-    """A member of a group. Its heartbeats go on by themselves, whatever its user does.
+    """A member of a group. Its heartbeats go on by themselves, in the client's thread.
 
     All methods raise the exceptions of `client.exceptions`.
     """
 
     @property
     def rebalance_needed(self) -> bool:
-        """Whether the group waits for this member to call `assignment`, or has news for it."""
+        """Whether a rebalance waits for `assignment`, or the assignment has changed."""
 
     @property
     def lost(self) -> bool:
-        """Whether the group removed this member: its partitions are somebody else's."""
+        """Whether the group removed this member: its partitions belong to others."""
 
     def assignment(self, timeout_s: float) -> Assignment:
-        """Join or rejoin where needed; give up what the group takes away.
+        """Join or rejoin if needed; give up the partitions that the group takes away.
 
-        Blocks until there is an assignment, but not a cooperative member that has partitions:
-        that gets those, and hears with a later call what has changed.
+        Blocks until there is an assignment. A cooperative member that has partitions doesn't wait:
+        it gets those, and learns of changes with a later call.
         """
 
     def commit(self, offsets: Offsets, expected: Mapping[TopicPartition, int]) -> None:
-        """Store offsets where what is stored before is as expected (-1: nothing)."""
+        """Store offsets, if the offsets stored before are as expected (-1: none stored)."""
 
     def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        """Return what is stored, for the partitions that have something stored."""
+        """Return the stored offsets; partitions without one are left out."""
 
     def depart(self, reason: str) -> None:
         """Leave the group, to join it anew with the next `assignment`. Never raises.
 
-        What this member had is lost. May be called from another thread, beside no other call.
+        The member's partitions are lost. May be called from another thread, but not during
+        another call.
         """
 
     def leave(self) -> None:
-        """Leave the group and let go of everything; quick, idempotent, never raises.
+        """Leave the group and give up all partitions; quick, idempotent, never raises.
 
         The place of a member with a group instance id is kept until its session ends.
         """
@@ -98,46 +99,46 @@ class ReaderSession(Protocol):
         """Whether partitions that stay are kept, and can be committed, during a rebalance."""
 
     def others_read(self, before: str) -> bool:
-        """Say whether others have partitions of our topics, and nobody has our instance id.
+        """Say whether other members own partitions of our topics, and none has our instance id.
 
-        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        A member with the client id *before* doesn't count: it is this reader before its restart.
         """
 
     @property
     def losses(self) -> int:
-        """How many times `assignment` found that what this member had was somebody else's."""
+        """How many times `assignment` found that this member's partitions belong to others."""
 
     @property
     def listed(self) -> Mapping[str, list[int]]:
-        """The partitions of each topic when this member last shared them out, as the leader."""
+        """The partitions of each topic when this member last assigned them, as the leader."""
 
     def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
         """Ask for a rebalance, to read *topics* from then on (None: the same as before)."""
 
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
-        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+        """Say whether some of the partitions in *listing* are assigned to no member."""
 
     @property
     def cluster_id(self) -> str:
-        """Which cluster answered last; empty before the first answer."""
+        """Id of the cluster that answered last; empty before the first answer."""
 
     def write_places(self, offsets: Offsets) -> None:
-        """Tell the group's other readers, after a loss, where it was; never takes anything back."""
+        """Write down, for other readers after a loss, where the group was; only moves forward."""
 
     def places(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        """Return what was written down with `write_places`, by whomever."""
+        """Return the places that all readers have written with `write_places`."""
 
     def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """Have the coordinator told soon which partitions the topics have. Never raises."""
+        """Have the topics' partitions registered soon at the coordinator. Never raises."""
 
     def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Have the coordinator told soon where partitions end. Takes no time; never raises.
+        """Have the ends of partitions reported soon to the coordinator. Never blocks or raises.
 
         *ends* must not be changed afterwards.
         """
 
 
-# Makes a session for these topics. True: it must hand everything over at each rebalance.
+# Makes a session for topics. True: the member gives up all partitions at each rebalance.
 SessionFactory = Callable[[Sequence[str], bool], ReaderSession]
 
 
@@ -148,13 +149,13 @@ class BlockingSession:
         options: the checked options of the stream.
         client_id: names the reader process.
         log: asked in a thread of the client if this member leads the group.
-        topics: what to read.
-        eager: whether to give up everything at each rebalance, whatever the assignor.
+        topics: the topics to read.
+        eager: whether to give up all partitions at each rebalance, with any assignor.
 
     Attributes:
         cooperative: whether partitions that stay are kept during a rebalance.
-        losses: how many times the partitions turned out to be somebody else's.
-        listed: the partitions of each topic when this member last shared them out, as the leader.
+        losses: how many times the partitions turned out to belong to other members.
+        listed: the partitions of each topic when this member last assigned them, as the leader.
 
     """
 
@@ -199,8 +200,8 @@ class BlockingSession:
                 assignors=assignors,
                 group_instance_id=options.group_instance_id,
                 host=options.host,
-                register=False,  # Told by the reporter, unless the option says no.
-                # Not without an end: Spark asks again, and the reader tells why it waits.
+                register=False,  # The reporter does, unless 'reportEnds' is false.
+                # Bounded: Spark asks again, and the reader logs why it waits.
                 request_timeout_ms=options.request_timeout_ms,
                 on_lost=self._note_loss,
             )
@@ -210,7 +211,7 @@ class BlockingSession:
 
     @property
     def rebalance_needed(self) -> bool:
-        """Whether the group waits for `assignment`, or has news for it."""
+        """Whether a rebalance waits for `assignment`, or the assignment has changed."""
         return bool(self._departed) or self._member.rebalance_needed
 
     @property
@@ -219,7 +220,7 @@ class BlockingSession:
         return bool(self._departed) or self._member.lost
 
     def assignment(self, timeout_s: float) -> Assignment:
-        """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
+        """Join or rejoin if needed; wait, unless the member keeps its partitions in a rebalance.
 
         Raises:
             CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
@@ -243,7 +244,7 @@ class BlockingSession:
         self._member.commit(offsets, expected=expected)
 
     def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        """Return what is stored."""
+        """Return the stored offsets."""
         return self._member.fetch(partitions)
 
     def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
@@ -253,9 +254,9 @@ class BlockingSession:
             self._topics = tuple(topics)
 
     def others_read(self, before: str) -> bool:
-        """Say whether others have partitions of our topics, and nobody has our instance id.
+        """Say whether other members own partitions of our topics, and none has our instance id.
 
-        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        A member with the client id *before* doesn't count: it is this reader before its restart.
         """
         instance_id = self._options.group_instance_id
         members = self._described().members
@@ -265,13 +266,13 @@ class BlockingSession:
         return any(tp.topic in self._topics for one in others for tp in _partitions(one))
 
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
-        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+        """Say whether some of the partitions in *listing* are assigned to no member."""
         assigned = {tp for member in self._described().members for tp in _partitions(member)}
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= assigned
 
     def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """Have the coordinator told which partitions the topics have, unless it was already."""
+        """Have the topics' partitions registered at the coordinator, if they have changed."""
         if self._reporter is None or partitions == self._noted_topics:
             return
         self._noted_topics = partitions
@@ -279,7 +280,7 @@ class BlockingSession:
             self._client.run_sync(partial(self._reporter.note_topics, partitions))
 
     def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Have the coordinator told where partitions end."""
+        """Have the ends of partitions reported to the coordinator."""
         if self._reporter is not None:
             self._reporter.note_ends(ends)
 
@@ -293,11 +294,11 @@ class BlockingSession:
 
     @property
     def cluster_id(self) -> str:
-        """Which cluster answered last; empty before the first answer."""
+        """Id of the cluster that answered last; empty before the first answer."""
         return self._client.cluster_id
 
     def write_places(self, offsets: Offsets) -> None:
-        """Write down where the group was, where nobody has written down more.
+        """Write down where the group was, unless another reader has written a later place.
 
         Raises:
             RetriableError: others write at the same time; call again.
@@ -318,7 +319,7 @@ class BlockingSession:
             logger.warning("not written to %r, for the other readers: %s", group, error)
 
     def places(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        """Return what was written down with `write_places`, by whomever."""
+        """Return the places that all readers have written with `write_places`."""
         return self._client.fetch_offsets(places_group(self._options.group), partitions)
 
     def leave(self) -> None:
@@ -344,11 +345,11 @@ class BlockingSession:
 
 
 class LeadersLog:
-    """What a leader finds out from its log, topic by topic.
+    """Partitions and hosts that a leader reads from its log, topic by topic.
 
     Attributes:
         listed: the partitions of each topic that was asked for.
-        hosts: where they lie, as far as the log knows.
+        hosts: the hosts of each partition, if the log knows them.
 
     """
 
@@ -361,8 +362,8 @@ class LeadersLog:
     def partitions(self, topic: str) -> list[int]:
         """Return the partitions of a topic that some member of the group reads.
 
-        A topic that only others read, and that this log can't tell of, has none: a member with
-        a wrong topic, or another log, must not end the query of whoever leads the group.
+        A topic that only other members read, and that this log doesn't have, has none: a member
+        with a wrong topic, or another log, must not end the query of the group's leader.
 
         Raises:
             LogError: one of our own topics can't be read.
@@ -385,13 +386,13 @@ class LeadersLog:
 
 
 class LogAssignor(BaseAssignor):
-    """An assignor of the client that knows where the log's partitions lie.
+    """An assignor of the client that knows the hosts of the log's partitions.
 
     Args:
-        inner: does the work.
-        log: has been asked for all partitions before.
-        cooperative: False has this member give up everything at each rebalance, though *inner*
-            would let it keep what stays.
+        inner: the assignor that computes the assignment.
+        log: the leader's log; asked for all partitions before `assign`.
+        cooperative: False makes this member give up all partitions at each rebalance, though
+            *inner* would let it keep those that stay.
 
     """
 
@@ -413,7 +414,7 @@ class LogAssignor(BaseAssignor):
     def user_data(
         self, topics: Sequence[str], owned: Sequence[TopicPartition], generation: int
     ) -> bytes | None:
-        """Return what the assignor wants to know of this member."""
+        """Return the user data of this member's subscription."""
         return self._inner.user_data(topics, owned, generation)
 
 
@@ -422,8 +423,8 @@ def assignors_of(options: ReaderOptions, log: LeadersLog, *, eager: bool) -> lis
 
     Args:
         options: the checked options of the stream.
-        log: where the partitions are.
-        eager: whether this member is to give up everything at each rebalance.
+        log: the leader's log.
+        eager: whether this member gives up all partitions at each rebalance.
 
     """
     return [
