@@ -1470,7 +1470,7 @@ class LateMember(ResponsePart):
     client_host: Text
     phase: Text  # "join" or "sync".
     waited_ms: I64  # From the start of the phase until it came, or was a member no longer.
-    removed: bool  # It never came: its session or the phase ended first, or it left.
+    removed: bool  # The member never came: its session or the phase ended first, or it left.
 
 
 class Rebalance(ResponsePart):

@@ -31,7 +31,7 @@ RIDDLING: Final = {
     "client/": 1,
     "client/assignors/": 0,
     "client/kafka_groups/": 0,
-    "client/spark/": 69,
+    "client/spark/": 68,
     "client/zookeeper/": 0,
     "coordinator/": 0,
     "coordinator/cli/": 51,
@@ -41,7 +41,7 @@ RIDDLING: Final = {
     "coordinator/log/": 0,
     "coordinator/runtime/": 99,
     "coordinator/security/": 24,
-    "coordinator/server/": 113,
+    "coordinator/server/": 111,
     "protocol/": 64,
 }
 _SENTENCE: Final = r"(?:^|[.!?:]\s+|\n\n\s*)"

@@ -39,7 +39,7 @@ from protocol.text import some_of
 UNCHANGED: Final = "unchanged"
 TO_IMPORT: Final = "to import"
 AHEAD: Final = "ahead"  # What is committed is larger.
-MISSING: Final = "missing"  # It is committed, and the source has nothing.
+MISSING: Final = "missing"  # Committed, but absent from the source.
 IMPORTED: Final = "imported"
 NOT_TRIED: Final = "not tried"
 UNKNOWN: Final = "unknown"

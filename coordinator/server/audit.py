@@ -1,4 +1,4 @@
-"""Tells who asked for what others live by, and who was refused, without filling the log."""
+"""Log lines about deletions, resets and refusals, by principal and address, at a bounded rate."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -39,7 +39,7 @@ _NAMES: Final = ("topic", "group_id", "member_id", "group_instance_id")
 
 
 class _Period:
-    """What was told of one principal and address since a time."""
+    """Lines of one event, principal and address within `AUDIT_PERIOD_MS`."""
 
     def __init__(self, began_ms: int) -> None:
         self.began_ms = began_ms
@@ -48,9 +48,9 @@ class _Period:
 
 
 class Audit:
-    """Tells what a client brings about as fast as it likes, by principal and address.
+    """Logs events that a client can cause at any rate, by principal and address.
 
-    In a second, each event is told of so many different things, and once of each of them.
+    Within `AUDIT_PERIOD_MS` each event is logged for `DIFFERENT_MAX` things, once for each.
     """
 
     def __init__(self, emit: Callable[[str, dict[str, Any]], None]) -> None:
@@ -61,7 +61,7 @@ class Audit:
     def tell(
         self, event: str, principal: str, peer: str, now_ms: int, about: str = "", **fields: Any
     ) -> None:
-        """Tell it, or count it for the next line; *about* names one of several things."""
+        """Log the event, or count it for the next line; *about* names one of several things."""
         key = (event, principal, counted_as(peer))
         period = self._periods.pop(key, None)
         if period is None or now_ms - period.began_ms >= AUDIT_PERIOD_MS:
@@ -79,14 +79,14 @@ class Audit:
         self._emit(event, {"principal": principal, "peer": peer, **fields, "left_out": left_out})
 
     def used(self, request: m.Request, caller: Caller, now: Now) -> None:
-        """Tell that *caller* was allowed something that others live by."""
+        """Log that *caller* took something away from groups or topics."""
         what = asked(request)
         about = f"{what['api']} {what['what']}"
         self.tell("access.used", now_ms=now.mono_ms, about=about, **asker(caller), **what)
 
 
 def asker(caller: Caller) -> dict[str, str]:
-    """Return who asks, as fields of an event."""
+    """Return principal, address and client id, as fields of an event."""
     return {
         "principal": caller.principal,
         "peer": caller.client_host,

@@ -403,7 +403,7 @@ class Dispatcher:
     def _in_slices(self, call: Call, steps: Iterator[None], count: int) -> bool:
         """Take all *steps*, at once if these are few; say whether that is done already.
 
-        Nobody waits in line for something short.
+        A short request doesn't wait in line.
         """
         if count > _STEPS_AT_ONCE:
             return self._node.slices.submit(call, steps)
@@ -523,8 +523,8 @@ class Dispatcher:
     ) -> bool:
         """Have *decide* answer *call* through *token*, a portion at a time if it is long.
 
-        It says whether all of that is decided already. If it *waits*, a short one gets into the
-        line, too.
+        Returns whether the whole request is decided already. If it *waits*, a short one gets into
+        the line, too.
         """
         request = call.request
         cut = portions(request)

@@ -182,7 +182,7 @@ class SessionCall(Call, eq=False):
     def attempt(self, decide: Callable[[], object]) -> None:
         """Call *decide*, unless the client is gone, or its log-in has ended.
 
-        Nobody takes it from its line without room.
+        A call is taken from its line only when there is room.
         """
         self.found_room = True
         if self.is_open and not self.session.is_closed:

@@ -47,7 +47,7 @@ Sources = Callable[[str], Sequence[Mapping[str, str]]]
 
 
 class Refusals:
-    """How the driver's process tells a reader process why its query must not go on.
+    """Notes from the driver's process to reader processes: the reason to end their query.
 
     Both are on one machine, as children of one user, but share no memory and no pipe. So the reason
     is left in a file of a name that both know, in a folder that only this user can write to.
@@ -134,7 +134,7 @@ class QueryGuard(StreamingQueryListener):
         self._sources = sources
         self._refusals = refusals or Refusals()
         self._seen: dict[str, set[str]] = {}  # The readers that were dealt with, per run.
-        self._notes: dict[str, set[str]] = {}  # What was left for readers, per run.
+        self._notes: dict[str, set[str]] = {}  # Names of the notes for readers, per run.
         # A query starts in a thread of its own; the other events come in another one.
         self._lock = threading.Lock()
 

@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     problems: tuple[Problem, ...]
     damages: tuple[Damage, ...]
     affected: frozenset[int]  # Indexes of the survey's sources that are written anew.
-    damaged: frozenset[int]  # Those of them that have lost entries.
+    damaged: frozenset[int]  # Affected sources that have lost entries.
     newest_end: int  # Journal position up to which the newest segment can be read.
     batches: int  # Readable batches in all segments.
     entries: int  # Their entries; a wide one counts once for each key.
