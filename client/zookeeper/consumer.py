@@ -490,13 +490,13 @@ class Consumer:
             timeout_ms: How long to try.
 
         Raises:
-            Rebalanced: Some partitions no longer belong to this consumer; the request with them
-                (500 offsets at most) wrote nothing.
+            Rebalanced: Some partitions no longer belong to this consumer. As for the two errors
+                below, that request (500 offsets at most) wrote nothing, and those before it did.
+            CoordinatorUnavailable: No connection in time.
+            FatalError: The ensemble refuses the write.
             OutcomeUnknown: No definite answer: the time was up, or the connection broke during the
                 write and the partitions were lost afterwards, as after a freeze of the process.
                 ``fetch`` returns what is stored.
-            CoordinatorUnavailable: No connection in time; nothing was written.
-            FatalError: The ensemble refuses the write.
             ClientClosed: The consumer has left.
             ValueError: A value is no offset.
         """
